@@ -1,0 +1,524 @@
+// Package memlock is an in-memory lock server: real exclusion between managers
+// of one process, without a database.
+//
+// It is the double for unit tests of code that locks, and the simulator under
+// the manager's own tests: sessions can be killed, locks dropped, and commands
+// delayed or failed. It queues, shares and counts as PostgreSQL's advisory
+// locks do, and it starts no goroutine and no timer of its own, so it runs in
+// the virtual time of testing/synctest.
+//
+// It does not lock anything across processes, and it has no transactions:
+// sqllock's RunTx and RunConn say ports.ErrUnsupported.
+package memlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+// New makes a manager with a pool of its own on server. Several managers on one
+// server exclude each other like several processes on one database.
+func New(server *Server, opts ...pglock.Option) *pglock.Manager {
+	return pglock.NewManager(server.Pool(), opts...)
+}
+
+// Server is the in-memory counterpart of one database. The zero value is not
+// useful; NewServer makes one.
+type Server struct {
+	mu        sync.Mutex
+	lastPID   int
+	sessions  map[int]*backend
+	locks     map[int64]*lock
+	commands  map[string]int
+	intercept func(ctx context.Context, c Command) error
+}
+
+// Holder is one holder of a lock, as seen from outside.
+type Holder struct {
+	PID  int
+	Mode ports.Mode
+}
+
+// Command is what a session asks of the server.
+type Command struct {
+	// PID is the server process that is asked.
+	PID int
+	// Op is "lock", "unlock" or "check".
+	Op string
+	// ID is the lock's ID; 0 for a check.
+	ID int64
+	// Done is false before the server acts, and true when it has acted and
+	// its answer is on its way.
+	Done bool
+}
+
+// backend is the server's side of a session.
+type backend struct {
+	pid  int
+	held map[int64]map[ports.Mode]int // how often, as PostgreSQL counts
+	over chan struct{}                // closed when the session has ended
+	why  error
+}
+
+// lock is the state of one ID.
+type lock struct {
+	holders []Holder
+	queue   []*request
+}
+
+// request is one wait for a lock.
+type request struct {
+	b       *backend
+	mode    ports.Mode
+	granted chan struct{}
+}
+
+// errKilled is why a session ended that Kill has ended.
+var errKilled = errors.New("terminating connection due to administrator command")
+
+// NewServer makes an empty server.
+func NewServer() *Server {
+	return &Server{
+		sessions: make(map[int]*backend),
+		locks:    make(map[int64]*lock),
+		commands: make(map[string]int),
+	}
+}
+
+// Holders returns who holds id, in the order of the grants.
+func (s *Server) Holders(id int64) []Holder {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.locks[id]; l != nil {
+		return slices.Clone(l.holders)
+	}
+	return nil
+}
+
+// Waiters returns how many sessions wait for id.
+func (s *Server) Waiters(id int64) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.locks[id]; l != nil {
+		return len(l.queue)
+	}
+	return 0
+}
+
+// Sessions returns the number of sessions that exist, idle ones in pools too.
+func (s *Server) Sessions() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.sessions)
+}
+
+// Locks returns the number of IDs that somebody holds.
+func (s *Server) Locks() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, l := range s.locks {
+		if len(l.holders) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// Commands returns how many commands of this op the server has been sent.
+func (s *Server) Commands(op string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.commands[op]
+}
+
+// Kill ends the session with this PID, as pg_terminate_backend does, and
+// reports whether there was one.
+func (s *Server) Kill(pid int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.sessions[pid]
+	if b == nil {
+		return false
+	}
+	s.end(b, errKilled)
+	return true
+}
+
+// DropLocks takes all locks from a session that lives on, as DISCARD ALL or
+// pg_advisory_unlock_all do.
+func (s *Server) DropLocks(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b := s.sessions[pid]; b != nil {
+		s.unlockAll(b)
+	}
+}
+
+// Intercept has f called twice for each command, on the goroutine of its
+// caller: before the server acts, and before the answer goes back. An error
+// from f is the command's. A f that blocks is a slow or dead network; its
+// context ends when the session is destroyed. Nil takes the function away.
+func (s *Server) Intercept(f func(ctx context.Context, c Command) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.intercept = f
+}
+
+// end ends a session. The caller holds s.mu.
+func (s *Server) end(b *backend, why error) {
+	if s.sessions[b.pid] != b {
+		return
+	}
+	delete(s.sessions, b.pid)
+	b.why = why
+	close(b.over)
+	for id := range s.locks {
+		s.withdraw(id, func(r *request) bool { return r.b == b })
+	}
+	s.unlockAll(b)
+}
+
+// unlockAll frees what b holds. The caller holds s.mu.
+func (s *Server) unlockAll(b *backend) {
+	for id, modes := range b.held {
+		for mode := range modes {
+			s.free(b, id, mode)
+		}
+	}
+	clear(b.held)
+}
+
+// free takes a holder off a lock and grants it on. The caller holds s.mu.
+func (s *Server) free(b *backend, id int64, mode ports.Mode) {
+	l := s.locks[id]
+	l.holders = slices.DeleteFunc(l.holders, func(h Holder) bool { return h == Holder{b.pid, mode} })
+	s.grantOn(id)
+}
+
+// withdraw takes requests out of a queue. The caller holds s.mu.
+func (s *Server) withdraw(id int64, which func(*request) bool) {
+	l := s.locks[id]
+	l.queue = slices.DeleteFunc(l.queue, which)
+	s.grantOn(id)
+}
+
+// grantOn grants the lock to those at the head of its queue who can have it,
+// and forgets a lock that nobody wants. The caller holds s.mu.
+func (s *Server) grantOn(id int64) {
+	l := s.locks[id]
+	for len(l.queue) > 0 && l.free(l.queue[0]) {
+		r := l.queue[0]
+		l.queue = l.queue[1:]
+		l.grant(id, r)
+		close(r.granted)
+	}
+	if len(l.queue) == 0 && len(l.holders) == 0 {
+		delete(s.locks, id)
+	}
+}
+
+// free reports whether no holder other than r's own session is in r's way.
+func (l *lock) free(r *request) bool {
+	for _, h := range l.holders {
+		if h.PID != r.b.pid && (h.Mode == ports.Exclusive || r.mode == ports.Exclusive) {
+			return false
+		}
+	}
+	return true
+}
+
+// grant makes r a holder, once more if its session holds the lock already.
+func (l *lock) grant(id int64, r *request) {
+	if r.b.held[id] == nil {
+		r.b.held[id] = make(map[ports.Mode]int)
+	}
+	if r.b.held[id][r.mode]++; r.b.held[id][r.mode] == 1 {
+		l.holders = append(l.holders, Holder{r.b.pid, r.mode})
+	}
+}
+
+// PoolOption adjusts a Pool.
+type PoolOption func(*Pool)
+
+// WithLimit bounds the number of sessions that a pool has in use at a time, as
+// sql.DB.SetMaxOpenConns does.
+func WithLimit(n int) PoolOption { return func(p *Pool) { p.limit = n } }
+
+// WithoutWatch makes sessions that do not notice their end without a command,
+// like those of most drivers.
+func WithoutWatch() PoolOption { return func(p *Pool) { p.blind = true } }
+
+// Pool is a ports.SessionPool on a Server.
+type Pool struct {
+	server *Server
+	limit  int
+	blind  bool
+
+	mu    sync.Mutex
+	inUse int
+	idle  []*backend
+	room  chan struct{} // closed and replaced when a session is given back
+}
+
+// Pool makes a pool of sessions on s.
+func (s *Server) Pool(opts ...PoolOption) *Pool {
+	p := &Pool{server: s, room: make(chan struct{})}
+	for _, opt := range opts {
+		opt(p)
+	}
+	return p
+}
+
+// Open implements ports.SessionPool: it takes an idle session, or a new one.
+func (p *Pool) Open(ctx context.Context) (ports.Session, error) {
+	for {
+		p.mu.Lock()
+		if p.limit == 0 || p.inUse < p.limit {
+			p.inUse++
+			var b *backend
+			if n := len(p.idle); n > 0 {
+				b, p.idle = p.idle[n-1], p.idle[:n-1]
+			}
+			p.mu.Unlock()
+			return p.session(b), nil
+		}
+		room := p.room
+		p.mu.Unlock()
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// session wraps b, or a new backend.
+func (p *Pool) session(b *backend) ports.Session {
+	s := p.server
+	if b == nil {
+		b = &backend{held: make(map[int64]map[ports.Mode]int), over: make(chan struct{})}
+		s.mu.Lock()
+		s.lastPID++
+		b.pid = s.lastPID
+		s.sessions[b.pid] = b
+		s.mu.Unlock()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	sess := &session{pool: p, server: s, b: b, ctx: ctx, cancel: cancel}
+	if p.blind {
+		return sess
+	}
+	return watched{sess}
+}
+
+// Usage implements ports.SessionPool.
+func (p *Pool) Usage() (inUse, limit int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.inUse, p.limit
+}
+
+// giveBack makes room for another session; b is nil if it has ended.
+func (p *Pool) giveBack(b *backend) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inUse--
+	if b != nil {
+		p.idle = append(p.idle, b)
+	}
+	close(p.room)
+	p.room = make(chan struct{})
+}
+
+// session implements ports.Session.
+type session struct {
+	pool   *Pool
+	server *Server
+	b      *backend
+	ctx    context.Context // ends with Destroy
+	cancel context.CancelFunc
+	once   sync.Once // Recycle or Destroy, whichever comes first
+}
+
+// watched is a session that notices its own end.
+type watched struct{ *session }
+
+// Watch implements ports.Watcher.
+func (w watched) Watch(ctx context.Context) error {
+	select {
+	case <-w.b.over:
+		return w.end()
+	case <-w.ctx.Done():
+		return w.end()
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// end is why the session is over; nil if it is not.
+func (s *session) end() error {
+	select {
+	case <-s.ctx.Done():
+		return fmt.Errorf("%w: destroyed by its user", ports.ErrSessionEnded)
+	case <-s.b.over:
+		return fmt.Errorf("%w: %w", ports.ErrSessionEnded, s.b.why)
+	default:
+		return nil
+	}
+}
+
+// command runs act as one command, with what Intercept asks for around it.
+func (s *session) command(op string, id int64, act func() error) error {
+	if err := s.end(); err != nil {
+		return err
+	}
+	s.server.mu.Lock()
+	s.server.commands[op]++
+	intercept := s.server.intercept
+	s.server.mu.Unlock()
+	if intercept == nil {
+		return act()
+	}
+	c := Command{PID: s.b.pid, Op: op, ID: id}
+	if err := intercept(s.ctx, c); err != nil {
+		return err
+	}
+	if err := s.end(); err != nil {
+		return err
+	}
+	err := act()
+	c.Done = true
+	if err := intercept(s.ctx, c); err != nil {
+		return err
+	}
+	return err
+}
+
+// Lock implements ports.Session.
+func (s *session) Lock(_ context.Context, r ports.LockRequest) (g ports.Grant, err error) {
+	err = s.command("lock", r.ID, func() error {
+		g, err = s.lock(r)
+		return err
+	})
+	return g, err
+}
+
+// lock takes or waits.
+func (s *session) lock(r ports.LockRequest) (ports.Grant, error) {
+	srv := s.server
+	req := &request{b: s.b, mode: r.Mode, granted: make(chan struct{})}
+	grant := ports.Grant{Granted: true, PID: s.b.pid}
+
+	srv.mu.Lock()
+	if err := s.end(); err != nil {
+		srv.mu.Unlock()
+		return ports.Grant{}, err
+	}
+	l := srv.locks[r.ID]
+	if l == nil {
+		l = &lock{}
+		srv.locks[r.ID] = l
+	}
+	if len(l.queue) == 0 && l.free(req) {
+		l.grant(r.ID, req)
+		srv.mu.Unlock()
+		return grant, nil
+	}
+	if r.Wait <= 0 {
+		srv.mu.Unlock()
+		return ports.Grant{PID: s.b.pid}, nil
+	}
+	l.queue = append(l.queue, req)
+	srv.mu.Unlock()
+
+	timer := time.NewTimer(r.Wait)
+	defer timer.Stop()
+	select {
+	case <-req.granted:
+		return grant, nil
+	case <-s.b.over:
+		return ports.Grant{}, s.end()
+	case <-s.ctx.Done():
+		return ports.Grant{}, s.end()
+	case <-timer.C:
+	}
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	select {
+	case <-req.granted: // in the moment of the timeout
+		return grant, nil
+	default:
+		srv.withdraw(r.ID, func(other *request) bool { return other == req })
+		return ports.Grant{PID: s.b.pid}, s.end()
+	}
+}
+
+// Unlock implements ports.Session.
+func (s *session) Unlock(_ context.Context, id int64, mode ports.Mode) (held bool, err error) {
+	err = s.command("unlock", id, func() error {
+		srv := s.server
+		srv.mu.Lock()
+		defer srv.mu.Unlock()
+		if err := s.end(); err != nil {
+			return err
+		}
+		if held = s.b.held[id][mode] > 0; !held {
+			return nil
+		}
+		if s.b.held[id][mode]--; s.b.held[id][mode] == 0 {
+			delete(s.b.held[id], mode)
+			srv.free(s.b, id, mode)
+		}
+		if len(s.b.held[id]) == 0 {
+			delete(s.b.held, id)
+		}
+		return nil
+	})
+	return held, err
+}
+
+// Check implements ports.Session.
+func (s *session) Check(_ context.Context, full bool) error {
+	return s.command("check", 0, func() error {
+		s.server.mu.Lock()
+		defer s.server.mu.Unlock()
+		if err := s.end(); err != nil {
+			return err
+		}
+		if full && len(s.b.held) == 0 {
+			return fmt.Errorf("%w: it no longer has the lock", ports.ErrSessionEnded)
+		}
+		return nil
+	})
+}
+
+// Recycle implements ports.Session.
+func (s *session) Recycle(context.Context) {
+	s.server.mu.Lock()
+	clean := len(s.b.held) == 0 && s.end() == nil
+	s.server.mu.Unlock()
+	if !clean {
+		s.Destroy()
+		return
+	}
+	s.once.Do(func() { s.pool.giveBack(s.b) })
+}
+
+// Destroy implements ports.Session.
+func (s *session) Destroy() {
+	s.once.Do(func() {
+		s.cancel()
+		s.server.mu.Lock()
+		s.server.end(s.b, errors.New("the client closed the connection"))
+		s.server.mu.Unlock()
+		s.pool.giveBack(nil)
+	})
+}

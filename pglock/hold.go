@@ -1,0 +1,379 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+const (
+	// beatsPerWindow, lostAfterBeats: a hold is checked each W/5 and lost when
+	// 3W/5 have passed since the sending of the last check that was answered.
+	// So two checks in a row may fail or be slow.
+	beatsPerWindow = 5
+	lostAfterBeats = 3
+
+	// fullCheckEvery is how many checks there are to one that also looks at
+	// the lock itself, which costs the server more than a sign of life. With
+	// every third, a lock that was dropped under a living session is noticed
+	// within 3W/5 and a round trip.
+	fullCheckEvery = 3
+)
+
+var (
+	errSilent = errors.New("the server has not answered for three fifths of the liveness window")
+	errDoubt  = errors.New("its session was left in doubt by the work that ran on it")
+	errGone   = errors.New("the server no longer had the lock")
+)
+
+// hold is one granted lock. Its session belongs to one goroutine, the keeper,
+// which watches it, lends it, and settles it at the end.
+type hold struct {
+	m    *Manager
+	q    *queue
+	s    ports.Session
+	info ports.LockInfo
+	// done is closed when the hold ends for its owner; finished when the
+	// server's side of it is settled, too.
+	done, finished chan struct{}
+	loans          chan loan
+	// confirmed is the sending time of the last answered command. Only the
+	// keeper uses it.
+	confirmed time.Time
+	// settled is what a release found; it is set before finished is closed.
+	settled error
+
+	// guarded by Manager.mu:
+	err   error       // why the hold ended; nil while it is held
+	bound *time.Timer // ends the session if a release takes too long
+}
+
+var _ interface {
+	ports.Lock
+	ports.SessionLender
+} = (*hold)(nil)
+
+// loan is one use of the session by somebody else.
+type loan struct {
+	granted chan bool // false if the session is over
+	back    chan bool // whether the session is still to be trusted
+}
+
+// newHold puts a granted lock on the books. The caller holds m.mu.
+func newHold(m *Manager, q *queue, s ports.Session, info ports.LockInfo, sent time.Time) *hold {
+	h := &hold{
+		m: m, q: q, s: s, info: info,
+		done:      make(chan struct{}),
+		finished:  make(chan struct{}),
+		loans:     make(chan loan),
+		confirmed: sent,
+	}
+	q.holds = append(q.holds, h)
+	m.byKey[info.Key] = append(slices.DeleteFunc(m.byKey[info.Key], func(h *hold) bool { return !h.live() }), h)
+	m.stats.Held++
+	m.stats.Acquired++
+	return h
+}
+
+// Info implements ports.Lock.
+func (h *hold) Info() ports.LockInfo { return h.info }
+
+// Done implements ports.Lock.
+func (h *hold) Done() <-chan struct{} { return h.done }
+
+// Err implements ports.Lock.
+func (h *hold) Err() error {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	return h.err
+}
+
+// live reports whether the hold has not ended. The caller holds Manager.mu.
+func (h *hold) live() bool { return h.err == nil }
+
+// Release implements ports.Lock.
+func (h *hold) Release(ctx context.Context) error {
+	first := h.end(ports.ErrReleased)
+	h.forget()
+	var err error
+	switch {
+	case h.m.within(ctx, h.finished):
+		if first || errors.Is(h.settled, ports.ErrLost) {
+			err = h.settled
+		}
+	case ctx.Err() != nil:
+		err = fmt.Errorf("the server has not confirmed the unlock yet: %w", ended(ctx))
+	default:
+		err = fmt.Errorf("the server did not confirm the unlock within %v, and its session is being ended", h.m.releaseBound())
+	}
+	if err != nil {
+		return &ports.LockError{Op: "release", Key: h.info.Key, Err: err}
+	}
+	return nil
+}
+
+// end ends the hold for its owner, if nothing has yet, and reports whether it
+// did. What remains to be done at the server is the keeper's.
+func (h *hold) end(why error) bool {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	if h.err != nil {
+		return false
+	}
+	h.err = why
+	h.m.stats.Held--
+	if errors.Is(why, ports.ErrReleased) {
+		h.bound = time.AfterFunc(h.m.releaseBound(), h.s.Destroy)
+	} else {
+		h.m.stats.Lost++
+	}
+	close(h.done)
+	return true
+}
+
+// lose ends the hold because of cause, unless it has ended already.
+func (h *hold) lose(cause error) {
+	if h.end(fmt.Errorf("%w: %w", ports.ErrLost, cause)) {
+		h.log(slog.LevelError, "lock lost", cause)
+	}
+}
+
+// forget takes a hold that was released, or whose loss was told, off the books.
+func (h *hold) forget() {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	holds := slices.DeleteFunc(h.m.byKey[h.info.Key], func(other *hold) bool { return other == h })
+	if len(holds) == 0 {
+		delete(h.m.byKey, h.info.Key)
+	} else {
+		h.m.byKey[h.info.Key] = holds
+	}
+}
+
+// log reports what has happened to the hold.
+func (h *hold) log(level slog.Level, msg string, err error) {
+	h.m.logger.Log(context.Background(), level, msg,
+		"key", h.info.Key, "id", h.info.ID, "pid", h.info.PID, "error", err)
+}
+
+// keep is the life of the keeper, from the grant to the end of the session.
+func (h *hold) keep() {
+	beatEvery := h.m.window / beatsPerWindow
+	lostAfter := lostAfterBeats * beatEvery
+	// The watchdog works also while the keeper is stuck in a driver that
+	// ignores its context; ending the session gets the keeper out.
+	watchdog := time.AfterFunc(time.Until(h.confirmed.Add(lostAfter)), func() {
+		h.lose(errSilent)
+		h.s.Destroy()
+	})
+	defer watchdog.Stop()
+	beat := time.NewTimer(beatEvery)
+	defer beat.Stop()
+
+	for beats := 1; ; {
+		over, stop := h.watch()
+		select {
+		case <-h.done:
+			watchdog.Stop()
+			h.settle(stop())
+			return
+		case <-over:
+			h.lose(stop())
+		case l := <-h.loans:
+			watchdog.Stop()
+			h.lend(l, stop())
+		case <-beat.C:
+			if err := stop(); err != nil {
+				h.lose(err)
+				continue
+			}
+			h.check(beats%fullCheckEvery == 0)
+			beats++
+		}
+		if ok, left := h.remaining(lostAfter); ok {
+			watchdog.Reset(left)
+		}
+		beat.Reset(beatEvery)
+	}
+}
+
+// remaining is the time until a live hold is lost if nothing is heard.
+func (h *hold) remaining(lostAfter time.Duration) (live bool, left time.Duration) {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	return h.live(), time.Until(h.confirmed.Add(lostAfter))
+}
+
+// watch looks out for the end of the session where it can be noticed without a
+// query: then over is closed. stop ends the watch, which frees the session for
+// commands, and returns why the session is over, if it is.
+func (h *hold) watch() (over <-chan struct{}, stop func() error) {
+	w, ok := h.s.(ports.Watcher)
+	if !ok {
+		return nil, func() error { return nil }
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	var err error
+	go func() {
+		defer close(ended)
+		err = w.Watch(ctx)
+	}()
+	return ended, func() error {
+		cancel()
+		<-ended
+		return err
+	}
+}
+
+// check asks the server for a sign of life. No answer is not a loss, that is
+// the watchdog's to say; a definite one is.
+func (h *hold) check(full bool) {
+	sent := time.Now()
+	switch err := h.s.Check(context.Background(), full); {
+	case err == nil:
+		h.confirmed = sent
+	case errors.Is(err, ports.ErrSessionEnded):
+		h.lose(err)
+	default:
+		h.log(slog.LevelWarn, "lock check failed", err)
+	}
+}
+
+// LendSession implements ports.SessionLender.
+func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) error {
+	l := loan{granted: make(chan bool, 1), back: make(chan bool, 1)}
+	var err error
+	select {
+	case h.loans <- l:
+		if !<-l.granted {
+			err = h.Err()
+		}
+	case <-h.done:
+		err = h.Err()
+	case <-ctx.Done():
+		err = ended(ctx)
+	}
+	if err != nil {
+		return &ports.LockError{Op: "run", Key: h.info.Key, Err: err}
+	}
+	trusted := false
+	defer func() { l.back <- trusted }() // also if use panics or ends its goroutine
+	trusted = use(h.s)
+	return nil
+}
+
+// lend stands aside while somebody else uses the session. watchErr is why the
+// session is over, if it is.
+func (h *hold) lend(l loan, watchErr error) {
+	l.granted <- watchErr == nil
+	if watchErr != nil {
+		h.lose(watchErr)
+		return
+	}
+	if <-l.back {
+		h.confirmed = time.Now()
+	} else {
+		h.lose(errDoubt)
+	}
+}
+
+// settle ends the session of a hold that has ended for its owner, and starts
+// whoever waits for the key in this process. watchErr is why the session is
+// over, if it is.
+func (h *hold) settle(watchErr error) {
+	m := h.m
+	why := h.Err()
+	if errors.Is(why, ports.ErrReleased) {
+		why = h.unlock(watchErr)
+		if errors.Is(why, ports.ErrLost) {
+			m.mu.Lock()
+			m.stats.Lost++
+			m.mu.Unlock()
+		}
+		if why != nil {
+			h.log(slog.LevelError, "lock release failed", why)
+		}
+	}
+	if why == nil {
+		m.recycle(h.s)
+	} else {
+		m.destroy(h.s, why)
+	}
+	h.settled = why
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h.q.holds = slices.DeleteFunc(h.q.holds, func(other *hold) bool { return other == h })
+	close(h.finished)
+	m.advance(h.q)
+	m.freeSession()
+	m.exit()
+}
+
+// unlock gives the lock back at the server and returns what a release has to
+// say about it.
+func (h *hold) unlock(watchErr error) error {
+	if watchErr != nil {
+		return fmt.Errorf("%w: %w", ports.ErrLost, watchErr)
+	}
+	held, err := h.s.Unlock(context.Background(), h.info.ID, h.info.Mode)
+	switch inTime := h.bound.Stop(); {
+	case err == nil && held:
+		return nil
+	case !inTime:
+		return fmt.Errorf("the server did not confirm the unlock within %v, and its session was ended: %v", h.m.releaseBound(), err)
+	case err == nil:
+		return fmt.Errorf("%w: %w", ports.ErrLost, errGone)
+	case errors.Is(err, ports.ErrSessionEnded):
+		return fmt.Errorf("%w: %w", ports.ErrLost, err)
+	default:
+		return fmt.Errorf("the server did not confirm the unlock, and its session was ended: %w", err)
+	}
+}
+
+// lock is Session.Lock with a bound: a session that does not answer is ended,
+// which ends the command.
+func (m *Manager) lock(ctx context.Context, s ports.Session, r ports.LockRequest) (ports.Grant, error) {
+	bound := time.AfterFunc(r.Wait+m.releaseBound(), s.Destroy)
+	g, err := s.Lock(ctx, r)
+	if inTime := bound.Stop(); !inTime {
+		// That the session is over is our doing, and no reason to try again.
+		return ports.Grant{}, fmt.Errorf("the server did not answer within %v, and its session was ended (%v)", r.Wait+m.releaseBound(), err)
+	}
+	return g, err
+}
+
+// unlock is Session.Unlock with the same bound.
+func (m *Manager) unlock(ctx context.Context, s ports.Session, id int64, mode ports.Mode) (bool, error) {
+	bound := time.AfterFunc(m.releaseBound(), s.Destroy)
+	defer bound.Stop()
+	return s.Unlock(ctx, id, mode)
+}
+
+// recycle gives a session that holds nothing back to the pool.
+func (m *Manager) recycle(s ports.Session) {
+	s.Recycle(context.Background())
+	m.unpin(s)
+}
+
+// destroy ends a session because of err.
+func (m *Manager) destroy(s ports.Session, err error) {
+	s.Destroy()
+	m.unpin(s)
+	m.mu.Lock()
+	m.stats.Destroyed++
+	m.mu.Unlock()
+	m.logger.Warn("lock session ended", "error", err)
+}
+
+// unpin forgets a session that is over.
+func (m *Manager) unpin(s ports.Session) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.pinned, s)
+}

@@ -1,0 +1,68 @@
+package ports
+
+import (
+	"fmt"
+	"time"
+)
+
+// AcquireOption adjusts one Acquire or TryAcquire.
+type AcquireOption func(*AcquireOptions)
+
+// AcquireOptions is the sum of the options of one call, for implementers. The
+// zero value is not useful; NewAcquireOptions makes it.
+type AcquireOptions struct {
+	// Timeout bounds the wait; negative if only the context does.
+	Timeout time.Duration
+	// Mode is Exclusive or Shared.
+	Mode Mode
+	// Polling is the mean pause between two tries; 0 to wait at the server.
+	Polling time.Duration
+}
+
+// NewAcquireOptions applies opts, in order, to the defaults: no timeout,
+// exclusive, waiting at the server. A nil option is passed over.
+func NewAcquireOptions(opts ...AcquireOption) AcquireOptions {
+	o := AcquireOptions{Timeout: -1}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&o)
+		}
+	}
+	return o
+}
+
+// WithTimeout bounds the wait of this call, beside its context; the shorter
+// bound wins. Zero means one attempt without waiting for a rival. It panics if
+// d is negative.
+//
+// TryAcquire never waits for a rival; there it bounds the time for getting a
+// session.
+func WithTimeout(d time.Duration) AcquireOption {
+	if d < 0 {
+		panic(fmt.Sprintf("ports.WithTimeout: negative duration %v; leave the option out to wait for as long as the context allows", d))
+	}
+	return func(o *AcquireOptions) { o.Timeout = d }
+}
+
+// WithShared asks for Mode Shared: any number of shared holders at a time, and
+// no exclusive one beside them. A hold cannot be turned from one mode into the
+// other; release it and acquire again.
+func WithShared() AcquireOption {
+	return func(o *AcquireOptions) { o.Mode = Shared }
+}
+
+// WithPolling makes Acquire try, and sleep between the tries for a random time
+// between half and one and a half times every, instead of queueing at the
+// server. Nothing is pinned and nothing runs at the server between two tries.
+// It is the choice for many waiters on keys that stay held for long; a wait at
+// the server notices a release a hundred times sooner. It panics unless every
+// is positive.
+//
+// Where several goroutines of one manager wait for one key, the manager polls
+// only if all of them asked for it, at the shortest interval among them.
+func WithPolling(every time.Duration) AcquireOption {
+	if every <= 0 {
+		panic(fmt.Sprintf("ports.WithPolling: interval %v is not positive; leave the option out to wait at the server", every))
+	}
+	return func(o *AcquireOptions) { o.Polling = every }
+}

@@ -1,0 +1,114 @@
+package ports
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// SessionPool is the driven port: where a lock manager gets server sessions
+// from. An adapter implements it for one kind of driver. It must be safe for
+// concurrent use.
+type SessionPool interface {
+	// Open takes a session for the caller alone, until Recycle or Destroy. It
+	// must return soon after ctx ends, and must leave nothing behind when it
+	// fails. It need not prove that the session works: the first command may
+	// find that it does not.
+	Open(ctx context.Context) (Session, error)
+
+	// Usage tells how many sessions are in use by anybody, and the most that
+	// there can be at a time; a limit of 0 means that there is no bound. It
+	// must not block.
+	Usage() (inUse, limit int)
+}
+
+// Session is one server session, on which locks live: they end with it at the
+// latest.
+//
+// One goroutine at a time calls its commands (Lock, Unlock, Check, Recycle,
+// and Watch); Destroy may come at any time from any goroutine. A command must
+// pass the context on to the driver and need not survive its end: the manager
+// keeps contexts for real trouble and lets the server end a wait.
+//
+// After any error from a command the manager destroys the session, except
+// where the command says otherwise. An error after which the session is known
+// to be over must wrap ErrSessionEnded; errors that the server reported must
+// be found by errors.As in what is returned.
+type Session interface {
+	// Lock takes the lock if it is free, or waits for it at the server for at
+	// most r.Wait. With Granted false and no error the session must hold
+	// nothing of this request, and be as usable as before; so an
+	// implementation has to clear up when a wait was ended in the moment of
+	// the grant. An implementation may end a wait sooner than asked.
+	//
+	// A server that cannot exclude (one in recovery) must be refused with
+	// ErrUnsafeConnection.
+	Lock(ctx context.Context, r LockRequest) (Grant, error)
+
+	// Unlock gives back a lock that Lock granted on this session. It returns
+	// false if the server says that the session did not have it. After the
+	// last one the session must hold no advisory lock at all, whoever took it.
+	Unlock(ctx context.Context, id int64, mode Mode) (held bool, err error)
+
+	// Check asks the server whether the session lives; if full it also looks
+	// whether every lock granted on it is still there. It returns an error
+	// that wraps ErrSessionEnded if the session is over or a lock is gone.
+	// Another error means only that this look gave no answer.
+	Check(ctx context.Context, full bool) error
+
+	// Recycle hands the session back to its pool. It must destroy it instead
+	// unless it is known to hold nothing and to have every setting as it was
+	// found.
+	Recycle(ctx context.Context)
+
+	// Destroy ends the session at once, so that its locks are freed whatever
+	// state it is in; a command that is running must return soon, and no later
+	// command may reach the server. It returns when the client's side is
+	// closed, and does nothing on a session that is recycled or destroyed.
+	Destroy()
+}
+
+// LockRequest is what Session.Lock asks for.
+type LockRequest struct {
+	// ID is the advisory-lock ID.
+	ID int64
+	// Mode is Exclusive or Shared.
+	Mode Mode
+	// Wait is the most time to wait at the server; 0 to only try.
+	Wait time.Duration
+}
+
+// Grant is the server's answer to a LockRequest.
+type Grant struct {
+	// Granted says that the session holds the lock.
+	Granted bool
+	// PID is the server process of the session; 0 if there is none.
+	PID int
+	// Interrupted says that something other than LockRequest.Wait ended the
+	// wait, such as a statement_timeout or a cancel by an operator.
+	Interrupted bool
+}
+
+// Watcher is an optional interface of a Session that can notice its own end
+// without a query. Without it, a manager relies on Check.
+type Watcher interface {
+	// Watch blocks until the session is over, and returns why, or until ctx
+	// ends; then it returns nil and must leave the session as usable as
+	// before. It must not send anything that shows as activity at the server.
+	Watch(ctx context.Context) error
+}
+
+// SessionLender is an optional interface of a Lock that has a server session
+// of its own. Adapters build on it to run a caller's work on that session.
+type SessionLender interface {
+	// LendSession calls use with the session that carries the hold. Meanwhile
+	// nothing else uses it. If use returns false, panics or ends its
+	// goroutine, the session is in doubt: it is destroyed, and the hold is
+	// lost. It returns an error without calling use if the hold has ended, or
+	// if ctx ends while others use the session.
+	LendSession(ctx context.Context, use func(Session) (trusted bool)) error
+}
+
+// ErrSessionEnded is wrapped by errors of a Session after which it is known to
+// be over, or to have lost a lock that it held.
+var ErrSessionEnded = errors.New("server session ended")
