@@ -1,0 +1,205 @@
+package sqllock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+// finishGrace is how long the statements that begin, prove and end a borrowed
+// session's work may go on after the context has ended.
+const finishGrace = 5 * time.Second
+
+// RunTx runs fn in a transaction on the very session that holds lock. Before
+// the commit the server is asked whether the session still has the lock, and a
+// session that has ended cannot commit; so nothing of a holder that was
+// overtaken is ever written, and no fencing token is needed.
+//
+// If fn returns an error, panics or ends its goroutine, the transaction is
+// rolled back. The lock stays held afterwards, unless the session is in doubt;
+// then it is lost, and the session is closed. The context that fn gets ends
+// with the hold too, and carries the lock.
+//
+// The session does one thing at a time: do not use RunTx or RunConn on the same
+// lock within fn. A statement that is cancelled by its context costs the
+// connection, and with it the lock.
+//
+// It returns ports.ErrUnsupported for a lock without a session of its own, and
+// errors that wrap ports.ErrLost or ports.ErrReleased if the hold has ended. A
+// nil error means that the transaction was committed.
+func RunTx(ctx context.Context, lock ports.Lock, opts *sql.TxOptions, fn func(ctx context.Context, tx *sql.Tx) error) error {
+	return borrow(ctx, lock, func(held context.Context, s *session) (err error) {
+		// The transaction does not end with the context by itself: that could
+		// cost the connection, where a rollback does not.
+		var tx *sql.Tx
+		err = s.bounded(ctx, func() (err error) {
+			tx, err = s.conn.BeginTx(context.WithoutCancel(ctx), opts)
+			return s.note(err)
+		})
+		if err != nil {
+			return err
+		}
+		defer func() { // fn has failed, panicked or ended its goroutine
+			rolledBack := s.bounded(ctx, func() error {
+				if err := tx.Rollback(); !errors.Is(err, sql.ErrTxDone) {
+					return s.note(err)
+				}
+				return nil // it was committed
+			})
+			if rolledBack != nil {
+				err = errors.Join(err, rolledBack)
+			}
+		}()
+		if err := fn(held, tx); err != nil {
+			return err
+		}
+		return s.bounded(ctx, func() error {
+			err := s.verify(context.WithoutCancel(ctx), func(ctx context.Context, statement string, args []any, dest ...any) error {
+				return s.note(tx.QueryRowContext(ctx, statement, args...).Scan(dest...))
+			})
+			if err != nil {
+				return err
+			}
+			return s.note(tx.Commit())
+		})
+	})
+}
+
+// RunConn lends fn the session that holds lock, as it is, for what cannot run
+// in a transaction, such as CREATE INDEX CONCURRENTLY. Close the rows that you
+// open, and leave the connection open.
+//
+// When fn is done, an open transaction is rolled back, and the server is asked
+// whether the session still has the lock; if not, or if the session is in
+// doubt, the lock is lost. What fn has set on the session stays until the
+// release; then the connection is closed, not handed back to the pool.
+//
+// What RunTx says of contexts, nesting and errors holds here, too.
+func RunConn(ctx context.Context, lock ports.Lock, fn func(ctx context.Context, conn *sql.Conn) error) error {
+	return borrow(ctx, lock, func(held context.Context, s *session) (err error) {
+		s.doubt = true
+		defer func() {
+			if tidied := s.bounded(ctx, func() error { return s.tidy(context.WithoutCancel(ctx)) }); tidied != nil {
+				s.unfit = true
+				err = errors.Join(err, tidied)
+			}
+		}()
+		return fn(held, s.conn)
+	})
+}
+
+// borrow runs use on the session of lock. Whether the session can be trusted
+// afterwards is read off it, not off use's error, which may be anything.
+func borrow(ctx context.Context, lock ports.Lock, use func(held context.Context, s *session) error) error {
+	refuse := func(why string) error {
+		return &ports.LockError{Op: "run", Key: lock.Info().Key, Err: fmt.Errorf("%w: %s", ports.ErrUnsupported, why)}
+	}
+	lender, ok := lock.(ports.SessionLender)
+	if !ok {
+		return refuse("this lock has no session of its own")
+	}
+	held, cancel := pglock.Context(ctx, lock)
+	defer cancel()
+	var err error
+	lendErr := lender.LendSession(ctx, func(lent ports.Session) bool {
+		s, ok := lent.(interface{ base() *session })
+		if !ok {
+			err = refuse("this lock is not held on a database/sql connection")
+			return true
+		}
+		err = s.base().lend(held, use)
+		if s.base().fit() {
+			return true
+		}
+		err = &ports.LockError{Op: "run", Key: lock.Info().Key, Err: fmt.Errorf("%w: %w", ports.ErrLost, err)}
+		return false
+	})
+	if lendErr != nil {
+		return lendErr
+	}
+	return err
+}
+
+// base gets the session out of what Open returned.
+func (s *session) base() *session { return s }
+
+// lend takes the session for as long as use runs.
+func (s *session) lend(held context.Context, use func(context.Context, *session) error) error {
+	_, end, err := s.begin(context.Background())
+	if err != nil {
+		return err
+	}
+	defer end()
+	return use(held, s)
+}
+
+// fit reports whether the session can go on carrying its lock.
+func (s *session) fit() bool {
+	<-s.idle
+	defer func() { s.idle <- struct{}{} }()
+	return !s.over && !s.ended && !s.escaped && !s.unfit
+}
+
+// note is for the errors of statements that do not go through query: it keeps
+// in mind whether the session is over. It returns err.
+func (s *session) note(err error) error {
+	if err != nil && sessionEnded(err) {
+		s.ended = true
+	}
+	return err
+}
+
+// bounded runs f, and ends the session if f still runs finishGrace after ctx
+// has ended, which makes f return.
+func (s *session) bounded(ctx context.Context, f func() error) error {
+	running, done := context.WithCancel(context.Background())
+	defer done()
+	defer context.AfterFunc(ctx, func() {
+		late := time.NewTimer(finishGrace)
+		defer late.Stop()
+		select {
+		case <-running.Done():
+		case <-late.C:
+			s.Destroy()
+		}
+	})()
+	return f()
+}
+
+// tidy leaves a session that a borrower has used with no open transaction, and
+// proves that it still has its locks.
+func (s *session) tidy(ctx context.Context) error {
+	if errors.Is(s.conn.Raw(func(any) error { return nil }), sql.ErrConnDone) {
+		s.escaped = true
+		return errors.New("the connection was closed by the function that borrowed it, or broke")
+	}
+	open, err := s.inTransaction(ctx)
+	if err != nil {
+		return err
+	}
+	if open {
+		if _, err := s.conn.ExecContext(ctx, rollback); err != nil {
+			return s.note(err)
+		}
+	}
+	return s.verify(ctx, s.query)
+}
+
+// inTransaction reports whether a transaction block is open on the session.
+func (s *session) inTransaction(ctx context.Context) (bool, error) {
+	var before, after string
+	for _, name := range []*string{&before, &after} {
+		switch err := s.query(ctx, whichTransaction, nil, name); {
+		case sqlState(err) == inFailedTransaction:
+			return true, nil
+		case err != nil:
+			return false, err
+		}
+	}
+	return before == after, nil
+}

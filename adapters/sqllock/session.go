@@ -1,0 +1,437 @@
+package sqllock
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+// closeGrace bounds each polite step of ending a session: telling the server,
+// or waiting for a driver to obey its context.
+const closeGrace = time.Second
+
+var errOver = fmt.Errorf("%w: its user has given it up", ports.ErrSessionEnded)
+
+// pool implements ports.SessionPool on a *sql.DB.
+type pool struct {
+	db     *sql.DB
+	driver Driver
+	form   form
+}
+
+// Usage implements ports.SessionPool.
+func (p *pool) Usage() (inUse, limit int) {
+	stats := p.db.Stats()
+	return stats.InUse, stats.MaxOpenConnections
+}
+
+// Open implements ports.SessionPool. It sends nothing: the first command finds
+// out whether the connection works.
+func (p *pool) Open(ctx context.Context) (ports.Session, error) {
+	// On a goroutine of its own, because a driver may ignore the context while
+	// it connects (lib/pq does, once the socket is open).
+	type opened struct {
+		conn *sql.Conn
+		err  error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		conn, err := p.db.Conn(ctx)
+		done <- opened{conn, err}
+	}()
+	var o opened
+	select {
+	case o = <-done:
+	case <-ctx.Done():
+		go func() {
+			if o := <-done; o.err == nil {
+				o.conn.Close() // it has done nothing, so the pool may have it
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+	if o.err != nil {
+		return nil, o.err
+	}
+	s := &session{pool: p, conn: o.conn, idle: make(chan struct{}, 1), locks: make(map[int64]ports.Mode)}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	// The driver's connection is kept for one use only: to end it.
+	if err := o.conn.Raw(func(dc any) error { s.driverConn = dc; return nil }); err != nil {
+		s.cancel()
+		o.conn.Close()
+		return nil, err
+	}
+	s.idle <- struct{}{}
+	if p.driver.Watch != nil {
+		return &watchedSession{s}, nil
+	}
+	return s, nil
+}
+
+// session implements ports.Session on a pinned *sql.Conn.
+type session struct {
+	pool       *pool
+	conn       *sql.Conn
+	driverConn any
+	ctx        context.Context // ends when the session is destroyed
+	cancel     context.CancelFunc
+
+	// idle holds a token while no command runs. Who has taken it owns the
+	// fields below.
+	idle chan struct{}
+
+	locks map[int64]ports.Mode // what Lock has granted and Unlock not given back
+	pid   int                  // the server process; 0 before its first answer
+	// doubt: a command failed while it could have taken a lock, or somebody
+	// else's statements ran. Such a session never goes back to the pool.
+	doubt bool
+	ended bool // the server's side is known to be over
+	over  bool // recycled or destroyed
+	// escaped: a borrower has closed the *sql.Conn, which put the connection
+	// into the pool with the lock on it.
+	escaped bool
+	// unfit: a lock is gone or may be, so the session must not carry on.
+	unfit bool
+
+	destroying sync.Once
+}
+
+// watchedSession is a session whose driver can notice its end.
+type watchedSession struct{ *session }
+
+// begin takes the session for one command and gives the context for it. It
+// returns an error if the session is over.
+func (s *session) begin(ctx context.Context) (context.Context, func(), error) {
+	<-s.idle
+	if s.over || s.ctx.Err() != nil {
+		s.idle <- struct{}{}
+		return nil, nil, errOver
+	}
+	if s.pool.driver.Interrupt != nil {
+		// Destroy can end a command without a context, and a context that
+		// cannot end saves database/sql and the driver a goroutine each.
+		return ctx, func() { s.idle <- struct{}{} }, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(s.ctx, cancel)
+	return ctx, func() { stop(); cancel(); s.idle <- struct{}{} }, nil
+}
+
+// query runs a statement that returns one row. The caller has begun.
+func (s *session) query(ctx context.Context, statement string, args []any, dest ...any) error {
+	err := s.conn.QueryRowContext(ctx, statement, args...).Scan(dest...)
+	if err == nil {
+		return nil
+	}
+	if sessionEnded(err) {
+		s.ended = true
+		return fmt.Errorf("%w: %w", ports.ErrSessionEnded, err)
+	}
+	return err
+}
+
+// samePID notes the server process that answered. If it is another one than
+// before, a pooler spreads the statements of one connection.
+func (s *session) samePID(pid int) error {
+	if s.pid == 0 {
+		s.pid = pid
+	}
+	if s.pid != pid {
+		s.doubt, s.unfit = true, true
+		return fmt.Errorf("%w: two statements on one connection were answered by two server processes (%d and %d), as behind a pooler in transaction mode; use session pooling, a direct connection, or transaction locks (AcquireTx)",
+			ports.ErrUnsafeConnection, s.pid, pid)
+	}
+	return nil
+}
+
+// Lock implements ports.Session.
+func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, error) {
+	ctx, end, err := s.begin(ctx)
+	if err != nil {
+		return ports.Grant{}, err
+	}
+	defer end()
+
+	var statement string
+	var args []any
+	if r.Wait > 0 {
+		statement, args = s.pool.form.bind(exclusiveOr(r.Mode, waitExclusive, waitShared), r.ID, milliseconds(r.Wait))
+	} else {
+		statement, args = s.pool.form.bind(exclusiveOr(r.Mode, tryExclusive, tryShared), r.ID)
+	}
+	var pid int
+	var recovering, granted bool
+	doubted := s.doubt
+	s.doubt = true // until the answer says what the session holds
+	sent := time.Now()
+	err = s.query(ctx, statement, args, &pid, &recovering, &granted)
+	if waitEnded(err) {
+		early := sqlState(err) != lockTimeout || time.Since(sent) < r.Wait/2
+		if err := s.clear(ctx, r); err != nil {
+			return ports.Grant{}, err
+		}
+		s.doubt = doubted
+		return ports.Grant{PID: s.pid, Interrupted: early}, nil
+	}
+	if err != nil {
+		return ports.Grant{}, err
+	}
+	// A driver may report success although the context has ended and the
+	// connection is dying (lib/pq): then the doubt stays.
+	if err := ctx.Err(); err != nil {
+		return ports.Grant{}, context.Cause(ctx)
+	}
+	if err := s.samePID(pid); err != nil {
+		return ports.Grant{}, err
+	}
+	s.doubt = doubted
+	if recovering {
+		return ports.Grant{}, fmt.Errorf("%w: the server is in recovery (a hot standby), and its locks do not exclude holders on the primary; connect to the primary",
+			ports.ErrUnsafeConnection)
+	}
+	if granted {
+		s.locks[r.ID] = r.Mode
+	}
+	return ports.Grant{Granted: granted, PID: pid}, nil
+}
+
+// clear makes sure that nothing is held of a request whose wait the server ended
+// with an error. Such an error can come in the moment of the grant, with the
+// lock held.
+func (s *session) clear(ctx context.Context, r ports.LockRequest) error {
+	statement, args := unlockAll, []any(nil)
+	if len(s.locks) > 0 {
+		statement, args = s.pool.form.bind(exclusiveOr(r.Mode, clearExclusive, clearShared), r.ID)
+	}
+	var ok bool
+	return s.query(ctx, statement, args, &ok)
+}
+
+// Unlock implements ports.Session.
+func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, error) {
+	ctx, end, err := s.begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer end()
+
+	template := exclusiveOr(mode, unlockExclusive, unlockShared)
+	var held, rest bool
+	dest := []any{&held}
+	if _, ours := s.locks[id]; len(s.locks) == 0 || ours && len(s.locks) == 1 {
+		template += thenAll
+		dest = append(dest, &rest)
+	}
+	statement, args := s.pool.form.bind(template, id)
+	if err := s.query(ctx, statement, args, dest...); err != nil {
+		s.doubt = true
+		return false, err
+	}
+	delete(s.locks, id)
+	return held, nil
+}
+
+// Check implements ports.Session.
+func (s *session) Check(ctx context.Context, full bool) error {
+	ctx, end, err := s.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if !full {
+		var pid int
+		if err := s.query(ctx, signOfLife, nil, &pid); err != nil {
+			return err
+		}
+		return s.wasMoved(pid)
+	}
+	return s.verify(ctx, s.query)
+}
+
+// verify looks whether every lock of the session is there, with a query
+// function of the session or of a transaction on it. The caller has begun.
+func (s *session) verify(ctx context.Context, query func(context.Context, string, []any, ...any) error) error {
+	statement, args := s.pool.form.bind(countHeld, idArray(s.ids()))
+	var pid, held int
+	if err := query(ctx, statement, args, &pid, &held); err != nil {
+		return err
+	}
+	if held < len(s.locks) {
+		s.doubt, s.unfit = true, true
+		return fmt.Errorf("%w: the session holds %d of its %d locks; something on it has unlocked the others", ports.ErrSessionEnded, held, len(s.locks))
+	}
+	return s.wasMoved(pid)
+}
+
+// wasMoved is samePID for a session that holds locks: they are elsewhere then.
+func (s *session) wasMoved(pid int) error {
+	if err := s.samePID(pid); err != nil {
+		return fmt.Errorf("%w: %w", ports.ErrSessionEnded, err)
+	}
+	return nil
+}
+
+// Watch implements ports.Watcher.
+func (w *watchedSession) Watch(ctx context.Context) error {
+	s := w.session
+	_, end, err := s.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	err = s.conn.Raw(func(dc any) error {
+		// Returned as a value, since Raw takes some errors as its own.
+		err = s.pool.driver.Watch(ctx, dc)
+		return nil
+	})
+	switch {
+	case err != nil:
+		s.ended = true
+		return fmt.Errorf("%w: %w", ports.ErrSessionEnded, err)
+	case s.ctx.Err() != nil:
+		return errOver
+	default:
+		return nil
+	}
+}
+
+// Recycle implements ports.Session.
+func (s *session) Recycle(context.Context) {
+	<-s.idle
+	reusable := !s.over && !s.doubt && !s.ended && len(s.locks) == 0 && s.ctx.Err() == nil
+	if reusable {
+		s.over = true
+		s.cancel()
+		s.conn.Close()
+	}
+	s.idle <- struct{}{}
+	if !reusable {
+		s.Destroy()
+	}
+}
+
+// Destroy implements ports.Session.
+func (s *session) Destroy() { s.destroying.Do(s.destroy) }
+
+// destroy ends the session, whatever runs on it.
+func (s *session) destroy() {
+	s.cancel() // ends the command that runs, if the driver obeys its context
+	select {
+	case <-s.idle:
+	default:
+		s.interrupt()
+		<-s.idle
+	}
+	defer func() { s.idle <- struct{}{} }()
+	if s.over {
+		return
+	}
+	s.over = true
+	switch d := s.pool.driver; {
+	case s.escaped:
+		// Somebody else may be using the connection now: the server has to
+		// end it.
+		statement, args := s.pool.form.bind(evict, idArray(s.ids()), int64(s.pid))
+		s.politely(func(ctx context.Context) { _, _ = s.pool.db.ExecContext(ctx, statement, args...) })
+	case d.Close != nil && d.Close(s.driverConn):
+	case !s.ended:
+		// The driver's Close may only put the connection into a pool of the
+		// driver's own, so the session ends itself.
+		s.politely(func(ctx context.Context) { _, _ = s.conn.ExecContext(ctx, endSession) })
+	}
+	// database/sql closes and forgets a connection whose driver calls it bad;
+	// otherwise it would go back to the pool. That waits for rows that a
+	// borrower has left open.
+	s.politely(func(context.Context) { _ = s.conn.Raw(func(any) error { return driver.ErrBadConn }) })
+}
+
+// politely runs one step of ending a session and waits for it for closeGrace.
+func (s *session) politely(step func(context.Context)) {
+	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		step(ctx)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+	cancel()
+}
+
+// ids are the locks of the session.
+func (s *session) ids() []int64 { return slices.Collect(maps.Keys(s.locks)) }
+
+// interrupt gets a command that is running to return.
+func (s *session) interrupt() {
+	if s.pool.driver.Interrupt != nil && s.pool.driver.Interrupt(s.driverConn) {
+		return
+	}
+	grace := time.NewTimer(closeGrace)
+	defer grace.Stop()
+	select {
+	case token := <-s.idle:
+		s.idle <- token
+	case <-grace.C:
+		// The driver ignores its context. Closing its connection is the last
+		// means there is; without it the command would hold the lock.
+		if dc, ok := s.driverConn.(driver.Conn); ok {
+			dc.Close()
+		}
+	}
+}
+
+// SQLSTATEs: see "PostgreSQL Error Codes" in the manual of PostgreSQL.
+const (
+	lockTimeout         = "55P03" // lock_not_available, by lock_timeout
+	queryCanceled       = "57014" // by statement_timeout or pg_cancel_backend
+	deadlockDetected    = "40P01"
+	inFailedTransaction = "25P02"
+)
+
+// waitEnded reports whether err is the server's end of a wait, which says
+// nothing about whether the lock was granted.
+func waitEnded(err error) bool {
+	switch sqlState(err) {
+	case lockTimeout, queryCanceled, deadlockDetected:
+		return true
+	}
+	return false
+}
+
+// sessionEnded reports whether err means that the session is over: what the
+// server did not report comes from a broken connection, and of what it did,
+// some classes announce the end.
+func sessionEnded(err error) bool {
+	state := sqlState(err)
+	switch state {
+	case "": // not from the server
+		return !errors.Is(err, sql.ErrNoRows)
+	case "57P01", "57P02", "57P03", "57P04", "57P05", // shutdown, crash, cannot connect now, database dropped, idle session
+		"25P03", "25P04": // idle in transaction, transaction timeout
+		return true
+	}
+	return state[:2] == "08" // connection exception
+}
+
+// sqlState returns the SQLSTATE of a server's error, "" for any other. Both
+// lib/pq and pgx offer this method.
+func sqlState(err error) string {
+	var e interface{ SQLState() string }
+	if errors.As(err, &e) && len(e.SQLState()) == 5 {
+		return e.SQLState()
+	}
+	return ""
+}
