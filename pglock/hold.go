@@ -14,7 +14,7 @@ import (
 const (
 	// beatsPerWindow, lostAfterBeats: a hold is checked each W/5 and lost when
 	// 3W/5 have passed since the sending of the last check that was answered.
-	// So two checks in a row may fail or be slow.
+	// So one check may fail, or take 2W/5, without harm.
 	beatsPerWindow = 5
 	lostAfterBeats = 3
 
@@ -38,6 +38,8 @@ type hold struct {
 	q    *queue
 	s    ports.Session
 	info ports.LockInfo
+	// atLeast is how long the hold lasts, however soon it is released.
+	atLeast time.Duration
 	// done is closed when the hold ends for its owner; finished when the
 	// server's side of it is settled, too.
 	done, finished chan struct{}
@@ -50,6 +52,7 @@ type hold struct {
 
 	// guarded by Manager.mu:
 	err   error       // why the hold ended; nil while it is held
+	later *time.Timer // ends a hold that was released before its time
 	bound *time.Timer // ends the session if a release takes too long
 }
 
@@ -65,9 +68,9 @@ type loan struct {
 }
 
 // newHold puts a granted lock on the books. The caller holds m.mu.
-func newHold(m *Manager, q *queue, s ports.Session, info ports.LockInfo, sent time.Time) *hold {
+func newHold(m *Manager, q *queue, s ports.Session, info ports.LockInfo, atLeast time.Duration, sent time.Time) *hold {
 	h := &hold{
-		m: m, q: q, s: s, info: info,
+		m: m, q: q, s: s, info: info, atLeast: atLeast,
 		done:      make(chan struct{}),
 		finished:  make(chan struct{}),
 		loans:     make(chan loan),
@@ -98,6 +101,29 @@ func (h *hold) live() bool { return h.err == nil }
 
 // Release implements ports.Lock.
 func (h *hold) Release(ctx context.Context) error {
+	if h.postpone() {
+		return nil
+	}
+	return h.release(ctx)
+}
+
+// postpone has the hold end by itself when its least time has passed, if that
+// has not, and reports whether it did so.
+func (h *hold) postpone() bool {
+	left := time.Until(h.info.AcquiredAt.Add(h.atLeast))
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	if left <= 0 || !h.live() || h.m.closed {
+		return false
+	}
+	if h.later == nil {
+		h.later = time.AfterFunc(left, func() { _ = h.release(context.Background()) })
+	}
+	return true
+}
+
+// release ends the hold now.
+func (h *hold) release(ctx context.Context) error {
 	first := h.end(ports.ErrReleased)
 	h.forget()
 	var err error
@@ -126,6 +152,9 @@ func (h *hold) end(why error) bool {
 		return false
 	}
 	h.err = why
+	if h.later != nil {
+		h.later.Stop()
+	}
 	h.m.stats.Held--
 	if errors.Is(why, ports.ErrReleased) {
 		h.bound = time.AfterFunc(h.m.releaseBound(), h.s.Destroy)
@@ -158,7 +187,7 @@ func (h *hold) forget() {
 // log reports what has happened to the hold.
 func (h *hold) log(level slog.Level, msg string, err error) {
 	h.m.logger.Log(context.Background(), level, msg,
-		"key", h.info.Key, "id", h.info.ID, "pid", h.info.PID, "error", err)
+		"key", h.info.Key, "id", h.info.ID, "database", h.info.Database, "pid", h.info.PID, "error", err)
 }
 
 // keep is the life of the keeper, from the grant to the end of the session.

@@ -600,7 +600,8 @@ func (c *contender) deliver(s ports.Session, req ports.LockRequest, g ports.Gran
 		HolderID:   m.holderID,
 		AcquiredAt: time.Now(),
 		PID:        g.PID,
-	}, sent)
+		Database:   g.Database,
+	}, w.opts.HoldAtLeast, sent)
 	q.contender = nil
 	q.answerOne(w, answer{hold: h})
 	m.advance(q)

@@ -17,6 +17,8 @@ type AcquireOptions struct {
 	Mode Mode
 	// Polling is the mean pause between two tries; 0 to wait at the server.
 	Polling time.Duration
+	// HoldAtLeast is how long the lock stays held, whenever it is released.
+	HoldAtLeast time.Duration
 }
 
 // NewAcquireOptions applies opts, in order, to the defaults: no timeout,
@@ -65,4 +67,19 @@ func WithPolling(every time.Duration) AcquireOption {
 		panic(fmt.Sprintf("ports.WithPolling: interval %v is not positive; leave the option out to wait at the server", every))
 	}
 	return func(o *AcquireOptions) { o.Polling = every }
+}
+
+// WithHoldAtLeast keeps the lock held until d after it was granted, even if it
+// is released sooner: Release then returns at once, with nil, and the hold ends
+// by itself when the time has come; until then it counts as held. Only the
+// manager's Close, or a loss, ends it earlier.
+//
+// It is for jobs that run at a tick on several replicas: a job that is done in
+// a millisecond would otherwise be run again by the replica whose clock is two
+// milliseconds behind. It panics if d is negative.
+func WithHoldAtLeast(d time.Duration) AcquireOption {
+	if d < 0 {
+		panic(fmt.Sprintf("ports.WithHoldAtLeast: negative duration %v; leave the option out to end the hold with its release", d))
+	}
+	return func(o *AcquireOptions) { o.HoldAtLeast = d }
 }

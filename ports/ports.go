@@ -55,6 +55,9 @@ type LockInfo struct {
 	AcquiredAt time.Time
 	// PID is the server process that holds the lock; 0 if there is none.
 	PID int
+	// Database is the database within which the lock excludes others; empty if
+	// there is none. The same key in another database is another lock.
+	Database string
 	// Token is the fencing token; 0 when none was asked for.
 	Token Token
 }

@@ -84,6 +84,8 @@ type Grant struct {
 	Granted bool
 	// PID is the server process of the session; 0 if there is none.
 	PID int
+	// Database is the name of the database that the session is connected to.
+	Database string
 	// Interrupted says that something other than LockRequest.Wait ended the
 	// wait, such as a statement_timeout or a cancel by an operator.
 	Interrupted bool

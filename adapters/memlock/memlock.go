@@ -415,7 +415,7 @@ func (s *session) Lock(_ context.Context, r ports.LockRequest) (g ports.Grant, e
 func (s *session) lock(r ports.LockRequest) (ports.Grant, error) {
 	srv := s.server
 	req := &request{b: s.b, mode: r.Mode, granted: make(chan struct{})}
-	grant := ports.Grant{Granted: true, PID: s.b.pid}
+	grant := ports.Grant{Granted: true, PID: s.b.pid, Database: "memlock"}
 
 	srv.mu.Lock()
 	if err := s.end(); err != nil {

@@ -24,16 +24,22 @@ import (
 
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
 )
 
 // New makes a lock manager on the connections of db; see sqllock.New.
 func New(db *sql.DB, opts ...pglock.Option) *pglock.Manager {
-	return pglock.NewManager(sqllock.NewPool(db, sqllock.Driver{
+	return pglock.NewManager(NewPool(db), opts...)
+}
+
+// NewPool makes the session pool of New.
+func NewPool(db *sql.DB) ports.SessionPool {
+	return sqllock.NewPool(db, sqllock.Driver{
 		Arguments: true,
 		Interrupt: closeSocket,
 		Close:     closeConn,
 		Watch:     watch,
-	}), opts...)
+	})
 }
 
 // pgxConn finds pgx's own connection under a driver's, also in a wrapper that

@@ -18,14 +18,20 @@ import (
 
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
 )
 
 // New makes a lock manager on the connections of db; see sqllock.New.
 func New(db *sql.DB, opts ...pglock.Option) *pglock.Manager {
-	return pglock.NewManager(sqllock.NewPool(db, sqllock.Driver{
+	return pglock.NewManager(NewPool(db), opts...)
+}
+
+// NewPool makes the session pool of New.
+func NewPool(db *sql.DB) ports.SessionPool {
+	return sqllock.NewPool(db, sqllock.Driver{
 		Interrupt: closeConn,
 		Close:     closeConn,
-	}), opts...)
+	})
 }
 
 // closeConn closes a connection of lib/pq: it writes the Terminate message past

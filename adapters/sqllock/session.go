@@ -168,11 +168,12 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 		statement, args = s.pool.form.bind(exclusiveOr(r.Mode, tryExclusive, tryShared), r.ID)
 	}
 	var pid int
+	var database string
 	var recovering, granted bool
 	doubted := s.doubt
 	s.doubt = true // until the answer says what the session holds
 	sent := time.Now()
-	err = s.query(ctx, statement, args, &pid, &recovering, &granted)
+	err = s.query(ctx, statement, args, &pid, &database, &recovering, &granted)
 	if waitEnded(err) {
 		early := sqlState(err) != lockTimeout || time.Since(sent) < r.Wait/2
 		if err := s.clear(ctx, r); err != nil {
@@ -200,7 +201,7 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	if granted {
 		s.locks[r.ID] = r.Mode
 	}
-	return ports.Grant{Granted: granted, PID: pid}, nil
+	return ports.Grant{Granted: granted, PID: pid, Database: database}, nil
 }
 
 // clear makes sure that nothing is held of a request whose wait the server ended
@@ -290,12 +291,12 @@ func (w *watchedSession) Watch(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()
+	var why error
 	err = s.conn.Raw(func(dc any) error {
-		// Returned as a value, since Raw takes some errors as its own.
-		err = s.pool.driver.Watch(ctx, dc)
-		return nil
+		why = s.pool.driver.Watch(ctx, dc)
+		return nil // Raw would act upon some errors
 	})
-	switch {
+	switch err := errors.Join(err, why); {
 	case err != nil:
 		s.ended = true
 		return fmt.Errorf("%w: %w", ports.ErrSessionEnded, err)

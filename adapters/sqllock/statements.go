@@ -12,11 +12,11 @@ import (
 // and leaves no setting changed.
 
 // answerable starts each statement that takes a session lock: which server
-// process answers, and whether it is in recovery. A server in recovery grants
+// process answers, in which database, and whether it is in recovery. A server in recovery grants
 // locks that exclude nobody on the primary, so the CASE that follows takes none
 // there. PostgreSQL evaluates a CASE lazily and in order, and does not fold
 // volatile functions.
-const answerable = `SELECT pg_backend_pid(), pg_is_in_recovery(), CASE WHEN pg_is_in_recovery() THEN false `
+const answerable = `SELECT pg_backend_pid(), current_database(), pg_is_in_recovery(), CASE WHEN pg_is_in_recovery() THEN false `
 
 // limitWait sets lock_timeout for this statement alone: the third argument of
 // set_config makes it local to the transaction, which is the statement. It is
