@@ -1,0 +1,36 @@
+package integration
+
+import (
+	"testing"
+
+	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
+	"github.com/holdfast-go/holdfast/ports/portstest"
+)
+
+func TestSessionPoolsKeepTheLaws(t *testing.T) {
+	each(t, setups, func(t *testing.T, w world) {
+		portstest.TestSessionPool(t, nil, func(t *testing.T) portstest.Pool {
+			return portstest.Pool{
+				Pool:    w.pool(w.db(t, 8)),
+				Holders: func(id int64, mode ports.Mode) []int { return w.holders(t, id, mode) },
+				Waiters: func(id int64) int { return w.waitingFor(t, id) },
+				Kill:    func(pid int) { kill(t, pid) },
+			}
+		})
+	})
+}
+
+func TestManagersKeepTheLaws(t *testing.T) {
+	each(t, setups, func(t *testing.T, w world) {
+		portstest.TestManager(t, nil, func(t *testing.T) portstest.Manager {
+			return portstest.Manager{
+				New: func() ports.LockManager {
+					return w.manager(t, w.db(t, 16), pglock.WithLivenessWindow(pglock.MinLivenessWindow))
+				},
+				Holders: func(key string, mode ports.Mode) int { return len(w.holders(t, pglock.SHA256Key(key), mode)) },
+				Lose:    func(lock ports.Lock) { kill(t, lock.Info().PID) },
+			}
+		})
+	})
+}
