@@ -18,6 +18,10 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	if role := os.Getenv("HOLDFAST_TEST_ROLE"); role != "" {
+		play(role)
+		return
+	}
 	os.Exit(postgres.Main(leakChecked{m}, func(s *postgres.Server) { server = s }))
 }
 

@@ -65,6 +65,7 @@ var _ interface {
 type loan struct {
 	granted chan bool // false if the session is over
 	back    chan bool // whether the session is still to be trusted
+	settled chan struct{}
 }
 
 // newHold puts a granted lock on the books. The caller holds m.mu.
@@ -215,7 +216,7 @@ func (h *hold) keep() {
 			h.lose(stop())
 		case l := <-h.loans:
 			watchdog.Stop()
-			h.lend(l, stop())
+			h.lend(l, stop(), watchdog)
 		case <-beat.C:
 			if err := stop(); err != nil {
 				h.lose(err)
@@ -276,7 +277,7 @@ func (h *hold) check(full bool) {
 
 // LendSession implements ports.SessionLender.
 func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) error {
-	l := loan{granted: make(chan bool, 1), back: make(chan bool, 1)}
+	l := loan{granted: make(chan bool, 1), back: make(chan bool, 1), settled: make(chan struct{})}
 	var err error
 	select {
 	case h.loans <- l:
@@ -292,14 +293,19 @@ func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) er
 		return &ports.LockError{Op: "run", Key: h.info.Key, Err: err}
 	}
 	trusted := false
-	defer func() { l.back <- trusted }() // also if use panics or ends its goroutine
+	defer func() { // also if use panics or ends its goroutine
+		l.back <- trusted
+		<-l.settled
+	}()
 	trusted = use(h.s)
 	return nil
 }
 
-// lend stands aside while somebody else uses the session. watchErr is why the
-// session is over, if it is.
-func (h *hold) lend(l loan, watchErr error) {
+// lend stands aside while somebody else uses the session, and then decides
+// whether it can carry the hold on. watchErr is why the session is over, if it
+// is.
+func (h *hold) lend(l loan, watchErr error, watchdog *time.Timer) {
+	defer close(l.settled)
 	l.granted <- watchErr == nil
 	if watchErr != nil {
 		h.lose(watchErr)
@@ -307,7 +313,11 @@ func (h *hold) lend(l loan, watchErr error) {
 	}
 	if <-l.back {
 		h.confirmed = time.Now()
-	} else {
+		return
+	}
+	watchdog.Reset(h.m.releaseBound())
+	h.confirmed = time.Time{}
+	if h.check(true); h.confirmed.IsZero() {
 		h.lose(errDoubt)
 	}
 }

@@ -105,9 +105,10 @@ type Watcher interface {
 type SessionLender interface {
 	// LendSession calls use with the session that carries the hold. Meanwhile
 	// nothing else uses it. If use returns false, panics or ends its
-	// goroutine, the session is in doubt: it is destroyed, and the hold is
-	// lost. It returns an error without calling use if the hold has ended, or
-	// if ctx ends while others use the session.
+	// goroutine, the session has to prove by a full Check that it can go on;
+	// if it cannot, it is destroyed, and the hold is lost. When LendSession
+	// returns, that is decided. It returns an error without calling use if the
+	// hold has ended, or if ctx ends while others use the session.
 	LendSession(ctx context.Context, use func(Session) (trusted bool)) error
 }
 

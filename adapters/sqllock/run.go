@@ -15,15 +15,16 @@ import (
 // session's work may go on after the context has ended.
 const finishGrace = 5 * time.Second
 
-// RunTx runs fn in a transaction on the very session that holds lock. Before
-// the commit the server is asked whether the session still has the lock, and a
-// session that has ended cannot commit; so nothing of a holder that was
-// overtaken is ever written, and no fencing token is needed.
+// RunTx runs fn in a transaction on the very session that holds lock. Its first
+// statement asks the server whether the session still has the lock, and has the
+// transaction hold it too; so nothing of a holder that was overtaken is ever
+// written, and no fencing token is needed. When the session ends, nothing can
+// commit any more.
 //
 // If fn returns an error, panics or ends its goroutine, the transaction is
-// rolled back. The lock stays held afterwards, unless the session is in doubt;
-// then it is lost, and the session is closed. The context that fn gets ends
-// with the hold too, and carries the lock.
+// rolled back. The lock stays held, unless the session is in doubt; then it is
+// lost, and the session is closed. The context that fn gets ends with the hold
+// too, and carries the lock.
 //
 // The session does one thing at a time: do not use RunTx or RunConn on the same
 // lock within fn. A statement that is cancelled by its context costs the
@@ -36,43 +37,41 @@ func RunTx(ctx context.Context, lock ports.Lock, opts *sql.TxOptions, fn func(ct
 	return borrow(ctx, lock, func(held context.Context, s *session) (err error) {
 		// The transaction does not end with the context by itself: that could
 		// cost the connection, where a rollback does not.
+		own := context.WithoutCancel(ctx)
 		var tx *sql.Tx
 		err = s.bounded(ctx, func() (err error) {
-			tx, err = s.conn.BeginTx(context.WithoutCancel(ctx), opts)
+			tx, err = s.conn.BeginTx(own, opts)
 			return s.note(err)
 		})
 		if err != nil {
 			return err
 		}
-		defer func() { // fn has failed, panicked or ended its goroutine
-			rolledBack := s.bounded(ctx, func() error {
-				if err := tx.Rollback(); !errors.Is(err, sql.ErrTxDone) {
-					return s.note(err)
-				}
-				return nil // it was committed
-			})
-			if rolledBack != nil {
+		defer func() { // unless it was committed
+			rolledBack := s.bounded(ctx, func() error { return s.note(tx.Rollback()) })
+			if rolledBack != nil && !errors.Is(rolledBack, sql.ErrTxDone) {
 				err = errors.Join(err, rolledBack)
 			}
 		}()
+		err = s.bounded(ctx, func() error {
+			return s.verify(own, pinHeld, func(ctx context.Context, statement string, args []any, dest ...any) error {
+				return s.note(tx.QueryRowContext(ctx, statement, args...).Scan(dest...))
+			})
+		})
+		if err != nil {
+			return err
+		}
 		if err := fn(held, tx); err != nil {
 			return err
 		}
-		return s.bounded(ctx, func() error {
-			err := s.verify(context.WithoutCancel(ctx), func(ctx context.Context, statement string, args []any, dest ...any) error {
-				return s.note(tx.QueryRowContext(ctx, statement, args...).Scan(dest...))
-			})
-			if err != nil {
-				return err
-			}
-			return s.note(tx.Commit())
-		})
+		return s.bounded(ctx, func() error { return s.note(tx.Commit()) })
 	})
 }
 
 // RunConn lends fn the session that holds lock, as it is, for what cannot run
-// in a transaction, such as CREATE INDEX CONCURRENTLY. Close the rows that you
-// open, and leave the connection open.
+// in a transaction, such as CREATE INDEX CONCURRENTLY. Leave the connection
+// open, close the rows that you open and end the transactions that you begin;
+// with the context that fn gets they end when fn does, which may cost the
+// connection.
 //
 // When fn is done, an open transaction is rolled back, and the server is asked
 // whether the session still has the lock; if not, or if the session is in
@@ -83,8 +82,10 @@ func RunTx(ctx context.Context, lock ports.Lock, opts *sql.TxOptions, fn func(ct
 func RunConn(ctx context.Context, lock ports.Lock, fn func(ctx context.Context, conn *sql.Conn) error) error {
 	return borrow(ctx, lock, func(held context.Context, s *session) (err error) {
 		s.doubt = true
+		held, done := context.WithCancel(held)
 		defer func() {
-			if tidied := s.bounded(ctx, func() error { return s.tidy(context.WithoutCancel(ctx)) }); tidied != nil {
+			done()
+			if tidied := s.tidy(context.WithoutCancel(ctx)); tidied != nil {
 				s.unfit = true
 				err = errors.Join(err, tidied)
 			}
@@ -148,7 +149,7 @@ func (s *session) fit() bool {
 // note is for the errors of statements that do not go through query: it keeps
 // in mind whether the session is over. It returns err.
 func (s *session) note(err error) error {
-	if err != nil && sessionEnded(err) {
+	if err != nil && !errors.Is(err, sql.ErrTxDone) && sessionEnded(err) {
 		s.ended = true
 	}
 	return err
@@ -172,12 +173,28 @@ func (s *session) bounded(ctx context.Context, f func() error) error {
 }
 
 // tidy leaves a session that a borrower has used with no open transaction, and
-// proves that it still has its locks.
+// proves that it still has its locks, within finishGrace: database/sql makes us
+// wait for ever if the borrower has left rows open.
 func (s *session) tidy(ctx context.Context) error {
 	if errors.Is(s.conn.Raw(func(any) error { return nil }), sql.ErrConnDone) {
 		s.escaped = true
 		return errors.New("the connection was closed by the function that borrowed it, or broke")
 	}
+	done := make(chan error, 1)
+	go func() { done <- s.endTransaction(ctx) }()
+	grace := time.NewTimer(finishGrace)
+	defer grace.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-grace.C:
+		return errors.New("the session does not answer, or rows were left open on it")
+	}
+}
+
+// endTransaction rolls back a transaction block that is open, and verifies the
+// locks.
+func (s *session) endTransaction(ctx context.Context) error {
 	open, err := s.inTransaction(ctx)
 	if err != nil {
 		return err
@@ -187,7 +204,7 @@ func (s *session) tidy(ctx context.Context) error {
 			return s.note(err)
 		}
 	}
-	return s.verify(ctx, s.query)
+	return s.verify(ctx, countHeld, s.query)
 }
 
 // inTransaction reports whether a transaction block is open on the session.

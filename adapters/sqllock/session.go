@@ -18,7 +18,7 @@ import (
 // or waiting for a driver to obey its context.
 const closeGrace = time.Second
 
-var errOver = fmt.Errorf("%w: its user has given it up", ports.ErrSessionEnded)
+var errOver = fmt.Errorf("%w: it was given up", ports.ErrSessionEnded)
 
 // pool implements ports.SessionPool on a *sql.DB.
 type pool struct {
@@ -111,7 +111,7 @@ type watchedSession struct{ *session }
 // returns an error if the session is over.
 func (s *session) begin(ctx context.Context) (context.Context, func(), error) {
 	<-s.idle
-	if s.over || s.ctx.Err() != nil {
+	if s.over || s.unfit || s.ctx.Err() != nil {
 		s.idle <- struct{}{}
 		return nil, nil, errOver
 	}
@@ -254,13 +254,14 @@ func (s *session) Check(ctx context.Context, full bool) error {
 		}
 		return s.wasMoved(pid)
 	}
-	return s.verify(ctx, s.query)
+	return s.verify(ctx, countHeld, s.query)
 }
 
-// verify looks whether every lock of the session is there, with a query
-// function of the session or of a transaction on it. The caller has begun.
-func (s *session) verify(ctx context.Context, query func(context.Context, string, []any, ...any) error) error {
-	statement, args := s.pool.form.bind(countHeld, idArray(s.ids()))
+// verify looks whether every lock of the session is there, by countHeld or
+// pinHeld, with a query function of the session or of a transaction on it. The
+// caller has begun.
+func (s *session) verify(ctx context.Context, count string, query func(context.Context, string, []any, ...any) error) error {
+	statement, args := s.pool.form.bind(count, idArray(s.ids()))
 	var pid, held int
 	if err := query(ctx, statement, args, &pid, &held); err != nil {
 		return err

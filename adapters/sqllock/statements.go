@@ -53,6 +53,10 @@ const (
 	signOfLife = `SELECT pg_backend_pid()`
 	// countHeld counts which of the IDs in $1 the session holds.
 	countHeld = `SELECT pg_backend_pid(), count(DISTINCT ` + ownID + `)` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])`
+	// pinHeld counts the same, and has the transaction that it runs in hold each
+	// lock too, until it ends: a session may have a lock twice.
+	pinHeld = `SELECT pg_backend_pid(), count(*) FROM (SELECT DISTINCT ` + ownID + ` AS id, mode` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])) AS held` +
+		` WHERE CASE mode WHEN 'ShareLock' THEN pg_try_advisory_xact_lock_shared(id) ELSE pg_try_advisory_xact_lock(id) END`
 	// whichTransaction names the transaction that it runs in. Two of them in a
 	// row have different names unless a transaction block is open.
 	whichTransaction = `SELECT virtualtransaction FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'virtualxid' LIMIT 1`
