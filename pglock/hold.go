@@ -406,8 +406,12 @@ func (m *Manager) destroy(s ports.Session, err error) {
 	m.unpin(s)
 	m.mu.Lock()
 	m.stats.Destroyed++
+	level := slog.LevelWarn
+	if m.closed {
+		level = slog.LevelDebug
+	}
 	m.mu.Unlock()
-	m.logger.Warn("lock session ended", "error", err)
+	m.logger.Log(context.Background(), level, "lock session ended", "error", err)
 }
 
 // unpin forgets a session that is over.

@@ -48,8 +48,9 @@ type Manager struct {
 	byKey map[string][]*hold
 	// sessions counts the sessions pinned now, with those being opened.
 	sessions int
-	// pinned has the sessions that are open, for Close to end what is stuck.
-	pinned map[ports.Session]struct{}
+	// pinned has the sessions that are open, and whether they carry a hold or
+	// only wait for one.
+	pinned map[ports.Session]bool
 	// pending has the *contenders that wait for a session, first come first
 	// served.
 	pending list.List
@@ -101,7 +102,7 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 		},
 		queues: make(map[int64]*queue),
 		byKey:  make(map[string][]*hold),
-		pinned: make(map[ports.Session]struct{}),
+		pinned: make(map[ports.Session]bool),
 		idle:   make(chan struct{}),
 	}
 	for _, opt := range opts {
@@ -240,11 +241,12 @@ func (m *Manager) Stats() Stats {
 }
 
 // Close ends the manager: calls that wait and calls that come later get
-// ports.ErrClosed, every hold is released, and every session goes back to the
-// pool or is ended. It returns when all that is done, or when ctx ends, or
-// after a third of the liveness window; then it ends the sessions that are
-// still busy and says so. A context that is done already does not shorten it.
-// It does not close the pool's *sql.DB. Later calls return nil.
+// ports.ErrClosed, every hold is released and its session goes back to the
+// pool, and the sessions of those who wait are ended. It returns when all that
+// is done, or when ctx ends, or after a third of the liveness window; then it
+// ends the sessions that are still busy and says so. A context that is done
+// already does not shorten it. It does not close the pool's *sql.DB. Later
+// calls return nil.
 func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	again := m.closed
@@ -255,6 +257,11 @@ func (m *Manager) Close(ctx context.Context) error {
 	}
 	if !again && m.running == 0 {
 		close(m.idle)
+	}
+	for s, held := range m.pinned {
+		if !held {
+			go s.Destroy() // sooner than the server would end its wait
+		}
 	}
 	m.mu.Unlock()
 	if again {

@@ -543,7 +543,7 @@ func (c *contender) open(ctx context.Context) (ports.Session, error) {
 	c.cancelOpen, c.starved = nil, false
 	switch {
 	case err == nil:
-		m.pinned[s] = struct{}{}
+		m.pinned[s] = false
 		return s, nil
 	case ctx.Err() == nil:
 		return nil, err
@@ -602,6 +602,7 @@ func (c *contender) deliver(s ports.Session, req ports.LockRequest, g ports.Gran
 		PID:        g.PID,
 		Database:   g.Database,
 	}, w.opts.HoldAtLeast, sent)
+	m.pinned[s] = true
 	q.contender = nil
 	q.answerOne(w, answer{hold: h})
 	m.advance(q)
