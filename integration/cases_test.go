@@ -118,7 +118,7 @@ func TestCase05ReleaseWorksWithADeadContext(t *testing.T) {
 func TestCase06ACancelledAcquireLeavesNoLock(t *testing.T) {
 	each(t, drivers, func(t *testing.T, w world) {
 		raceGrants(t, w, 400, func(i int) (opts []ports.AcquireOption, cancelAfter time.Duration) {
-			return nil, 5 * time.Duration(i) * time.Microsecond // to 2 ms
+			return nil, 20 * time.Duration(i) * time.Microsecond // to 8 ms
 		})
 	})
 }

@@ -314,6 +314,7 @@ func (foreign) Err() error            { return nil }
 func TestRunTxIsUnsupportedWithoutASession(t *testing.T) {
 	m := memlock.New(memlock.NewServer())
 	defer m.Close(bg)
+	wraps(t, sqllock.RunTx(bg, nil, nil, func(context.Context, *sql.Tx) error { t.Error("it runs"); return nil }), ports.ErrUnsupported)
 	for _, lock := range []ports.Lock{foreign{}, acquire(t, m, "k")} {
 		wraps(t, sqllock.RunTx(bg, lock, nil, func(context.Context, *sql.Tx) error { t.Error("it runs"); return nil }), ports.ErrUnsupported)
 		wraps(t, sqllock.RunConn(bg, lock, func(context.Context, *sql.Conn) error { t.Error("it runs"); return nil }), ports.ErrUnsupported)
@@ -321,4 +322,70 @@ func TestRunTxIsUnsupportedWithoutASession(t *testing.T) {
 			t.Error("the lock is lost")
 		}
 	}
+}
+
+func TestWhatATransactionSetsDoesNotReachThePool(t *testing.T) {
+	each(t, drivers, func(t *testing.T, w world) {
+		db := w.db(t, 2)
+		m := w.manager(t, db)
+		lock := acquire(t, m, "k")
+		must(t, sqllock.RunTx(bg, lock, nil, func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, `SET statement_timeout = 1234`)
+			return err
+		}))
+		must(t, lock.Release(bg))
+		for range 3 {
+			var timeout string
+			must(t, db.QueryRow(`SHOW statement_timeout`).Scan(&timeout))
+			if timeout != "0" {
+				t.Fatalf("the pool has inherited statement_timeout = %s", timeout)
+			}
+		}
+		if n := m.Stats().Destroyed; n != 1 {
+			t.Errorf("%d sessions were ended", n)
+		}
+	})
+}
+
+// A release while the session is lent, and idle, ends the session, and puts no
+// connection with the lock into any pool.
+func TestAReleaseDoesNotWaitForABorrowerForEver(t *testing.T) {
+	each(t, setups, func(t *testing.T, w world) {
+		db := w.db(t, 4)
+		m := w.manager(t, db, pglock.WithLivenessWindow(pglock.MinLivenessWindow))
+		lock := acquire(t, m, "k")
+		err := sqllock.RunConn(bg, lock, func(ctx context.Context, conn *sql.Conn) error {
+			if err := lock.Release(bg); err == nil || errors.Is(err, ports.ErrLost) {
+				t.Errorf("the release says %v", err)
+			}
+			<-ctx.Done()
+			eventually(t, "the lock is free", func() bool { return w.locks(t) == 0 })
+			if alive(t, lock.Info().PID) {
+				t.Error("the session lives on")
+			}
+			for range 4 {
+				must(t, db.Ping())
+			}
+			return nil
+		})
+		if err == nil {
+			t.Error("RunConn says that all is well")
+		}
+	})
+}
+
+func TestALockInATransactionIsRefusedNowhereButInRecovery(t *testing.T) {
+	each(t, setups, func(t *testing.T, w world) {
+		db := w.db(t, 4)
+		for _, opts := range []*sql.TxOptions{nil, {ReadOnly: true}, {Isolation: sql.LevelSerializable}} {
+			tx, err := db.BeginTx(bg, opts)
+			must(t, err)
+			ok, err := sqllock.TryAcquireTx(bg, tx, "k")
+			must(t, err)
+			if !ok || w.held(t, "k") != 1 {
+				t.Errorf("granted %v, held %d times", ok, w.held(t, "k"))
+			}
+			must(t, tx.Rollback())
+		}
+	})
 }

@@ -396,15 +396,20 @@ func (m *Manager) unlock(ctx context.Context, s ports.Session, id int64, mode po
 
 // recycle gives a session that holds nothing back to the pool.
 func (m *Manager) recycle(s ports.Session) {
-	s.Recycle(context.Background())
-	m.unpin(s)
+	recycled := s.Recycle(context.Background())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.pinned, s)
+	if !recycled {
+		m.stats.Destroyed++
+	}
 }
 
 // destroy ends a session because of err.
 func (m *Manager) destroy(s ports.Session, err error) {
 	s.Destroy()
-	m.unpin(s)
 	m.mu.Lock()
+	delete(m.pinned, s)
 	m.stats.Destroyed++
 	level := slog.LevelWarn
 	if m.closed {
@@ -412,11 +417,4 @@ func (m *Manager) destroy(s ports.Session, err error) {
 	}
 	m.mu.Unlock()
 	m.logger.Log(context.Background(), level, "lock session ended", "error", err)
-}
-
-// unpin forgets a session that is over.
-func (m *Manager) unpin(s ports.Session) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.pinned, s)
 }

@@ -144,7 +144,7 @@ func (m *Manager) TryAcquire(ctx context.Context, key string, opts ...ports.Acqu
 	switch {
 	case err == nil:
 		return h, true, nil
-	case err == errRefused:
+	case err == errRefused, errors.Is(err, ports.ErrNotAcquired): // the latter if its time ran out as well
 		return nil, false, nil
 	default:
 		return nil, false, &ports.LockError{Op: "try", Key: key, Err: err}
@@ -154,12 +154,15 @@ func (m *Manager) TryAcquire(ctx context.Context, key string, opts ...ports.Acqu
 // Release implements ports.DistributedLock.
 func (m *Manager) Release(ctx context.Context, key string) error {
 	m.mu.Lock()
-	holds := m.byKey[key]
+	var oldest *hold
+	if holds := m.byKey[key]; len(holds) > 0 {
+		oldest = holds[0]
+	}
 	m.mu.Unlock()
-	if len(holds) == 0 {
+	if oldest == nil {
 		return &ports.LockError{Op: "release", Key: key, Err: ports.ErrNotHeld}
 	}
-	return holds[0].Release(ctx)
+	return oldest.Release(ctx)
 }
 
 // IsHeld implements ports.DistributedLock.
@@ -198,10 +201,11 @@ func (m *Manager) ReleaseAll(ctx context.Context) (released int, err error) {
 // releaseEach releases holds side by side and counts those that the server
 // confirmed.
 func releaseEach(ctx context.Context, holds []*hold) (released int, err error) {
+	holds = slices.DeleteFunc(holds, (*hold).postpone)
 	errs := make([]error, len(holds))
 	var wg sync.WaitGroup
 	for i, h := range holds {
-		wg.Go(func() { errs[i] = h.Release(ctx) })
+		wg.Go(func() { errs[i] = h.release(ctx) })
 	}
 	wg.Wait()
 	for _, err := range errs {

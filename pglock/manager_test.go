@@ -545,6 +545,53 @@ func TestAServerThatDoesNotAnswerHangsNobody(t *testing.T) {
 	})
 }
 
+func TestATryWhoseTimeRunsOutSaysFalseIfTheAnswerIsKnown(t *testing.T) {
+	bubble(t, func(t *testing.T, server *memlock.Server) {
+		holder, m := manager(t, server.Pool()), manager(t, server.Pool())
+		lock := acquire(t, holder, "k")
+		server.Intercept(func(_ context.Context, c memlock.Command) error {
+			if c.Done {
+				time.Sleep(100 * time.Millisecond)
+			}
+			return nil
+		})
+		for _, call := range []func() (ports.Lock, bool, error){
+			func() (ports.Lock, bool, error) { return m.TryAcquire(bg, "k", ports.WithTimeout(50*time.Millisecond)) },
+			func() (ports.Lock, bool, error) {
+				ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
+				defer cancel()
+				return m.TryAcquire(ctx, "k")
+			},
+		} {
+			if _, ok, err := call(); ok || err != nil {
+				t.Errorf("%v %v", ok, err)
+			}
+		}
+		server.Intercept(nil)
+		lock.Release(bg)
+	})
+}
+
+func TestReleasesByKeyMayRace(t *testing.T) {
+	bubble(t, func(t *testing.T, server *memlock.Server) {
+		m := manager(t, server.Pool())
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for range 50 {
+					lock := acquire(t, m, "k", ports.WithShared())
+					m.Release(bg, "k")
+					lock.Release(bg)
+				}
+			})
+		}
+		wg.Wait()
+		if m.HeldCount() != 0 || server.Locks() != 0 {
+			t.Errorf("%d holds, %d locks", m.HeldCount(), server.Locks())
+		}
+	})
+}
+
 func TestALossIsToldAtOnceWhereTheSessionIsWatched(t *testing.T) {
 	bubble(t, func(t *testing.T, server *memlock.Server) {
 		m := manager(t, server.Pool())

@@ -135,7 +135,8 @@ type LockRegistry interface {
 	// HeldCount is the number of current holds.
 	HeldCount() int
 	// ReleaseAll releases every current hold and returns how many the server
-	// confirmed, with the errors of the others joined.
+	// confirmed, with the errors of the others joined. Holds that
+	// WithHoldAtLeast keeps end when their time has come, and do not count.
 	ReleaseAll(ctx context.Context) (released int, err error)
 }
 

@@ -8,7 +8,8 @@ import (
 
 // SessionPool is the driven port: where a lock manager gets server sessions
 // from. An adapter implements it for one kind of driver. It must be safe for
-// concurrent use.
+// concurrent use. One that wraps the sessions of another has to offer their
+// optional interfaces too, such as Watcher; else what builds on those is lost.
 type SessionPool interface {
 	// Open takes a session for the caller alone, until Recycle or Destroy. It
 	// must return soon after ctx ends, and must leave nothing behind when it
@@ -56,10 +57,10 @@ type Session interface {
 	// Another error means only that this look gave no answer.
 	Check(ctx context.Context, full bool) error
 
-	// Recycle hands the session back to its pool. It must destroy it instead
-	// unless it is known to hold nothing and to have every setting as it was
-	// found.
-	Recycle(ctx context.Context)
+	// Recycle hands the session back to its pool and returns true. Unless it
+	// is known to hold nothing and to have every setting as it was found, it
+	// must destroy the session instead, and return false.
+	Recycle(ctx context.Context) bool
 
 	// Destroy ends the session at once, so that its locks are freed whatever
 	// state it is in; a command that is running must return soon, and no later

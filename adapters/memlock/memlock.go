@@ -501,15 +501,16 @@ func (s *session) Check(_ context.Context, full bool) error {
 }
 
 // Recycle implements ports.Session.
-func (s *session) Recycle(context.Context) {
+func (s *session) Recycle(context.Context) bool {
 	s.server.mu.Lock()
 	clean := len(s.b.held) == 0 && s.end() == nil
 	s.server.mu.Unlock()
 	if !clean {
 		s.Destroy()
-		return
+		return false
 	}
 	s.once.Do(func() { s.pool.giveBack(s.b) })
+	return true
 }
 
 // Destroy implements ports.Session.

@@ -23,8 +23,11 @@ const finishGrace = 5 * time.Second
 //
 // If fn returns an error, panics or ends its goroutine, the transaction is
 // rolled back. The lock stays held, unless the session is in doubt; then it is
-// lost, and the session is closed. The context that fn gets ends with the hold
-// too, and carries the lock.
+// lost, and the session is closed. The context that fn gets carries the lock,
+// and ends when the lock is released or found to be lost; while fn has the
+// session, that is not looked for. What fn has set on the session and committed
+// stays until the release; then the connection is closed, not handed back to
+// the pool.
 //
 // The session does one thing at a time: do not use RunTx or RunConn on the same
 // lock within fn. A statement that is cancelled by its context costs the
@@ -63,6 +66,7 @@ func RunTx(ctx context.Context, lock ports.Lock, opts *sql.TxOptions, fn func(ct
 		if err := fn(held, tx); err != nil {
 			return err
 		}
+		s.doubt = true // a SET that is committed stays on the session
 		return s.bounded(ctx, func() error { return s.note(tx.Commit()) })
 	})
 }
@@ -75,10 +79,8 @@ func RunTx(ctx context.Context, lock ports.Lock, opts *sql.TxOptions, fn func(ct
 //
 // When fn is done, an open transaction is rolled back, and the server is asked
 // whether the session still has the lock; if not, or if the session is in
-// doubt, the lock is lost. What fn has set on the session stays until the
-// release; then the connection is closed, not handed back to the pool.
-//
-// What RunTx says of contexts, nesting and errors holds here, too.
+// doubt, the lock is lost. What RunTx says of settings, contexts, nesting and
+// errors holds here, too.
 func RunConn(ctx context.Context, lock ports.Lock, fn func(ctx context.Context, conn *sql.Conn) error) error {
 	return borrow(ctx, lock, func(held context.Context, s *session) (err error) {
 		s.doubt = true
@@ -97,6 +99,9 @@ func RunConn(ctx context.Context, lock ports.Lock, fn func(ctx context.Context, 
 // borrow runs use on the session of lock. Whether the session can be trusted
 // afterwards is read off it, not off use's error, which may be anything.
 func borrow(ctx context.Context, lock ports.Lock, use func(held context.Context, s *session) error) error {
+	if lock == nil {
+		return &ports.LockError{Op: "run", Err: fmt.Errorf("%w: the lock is nil; FromContext finds one only within Do, TryDo or Context", ports.ErrUnsupported)}
+	}
 	refuse := func(why string) error {
 		return &ports.LockError{Op: "run", Key: lock.Info().Key, Err: fmt.Errorf("%w: %s", ports.ErrUnsupported, why)}
 	}
@@ -117,6 +122,9 @@ func borrow(ctx context.Context, lock ports.Lock, use func(held context.Context,
 		if s.base().fit() {
 			return true
 		}
+		if err == nil { // the work is done, and the session ended right after it
+			return false
+		}
 		err = &ports.LockError{Op: "run", Key: lock.Info().Key, Err: fmt.Errorf("%w: %w", ports.ErrLost, err)}
 		return false
 	})
@@ -136,6 +144,8 @@ func (s *session) lend(held context.Context, use func(context.Context, *session)
 		return err
 	}
 	defer end()
+	s.lent.Store(true)
+	defer s.lent.Store(false)
 	return use(held, s)
 }
 

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ports"
@@ -17,6 +18,13 @@ import (
 // closeGrace bounds each polite step of ending a session: telling the server,
 // or waiting for a driver to obey its context.
 const closeGrace = time.Second
+
+// shortWait is a wait at the server that is worth a remark if it was meant to
+// be longer. A small deadlock_timeout makes waits short, but not that short.
+const shortWait = 50 * time.Millisecond
+
+var errRecovery = fmt.Errorf("%w: the server is in recovery (a hot standby), and its locks do not exclude holders on the primary; connect to the primary",
+	ports.ErrUnsafeConnection)
 
 var errOver = fmt.Errorf("%w: it was given up", ports.ErrSessionEnded)
 
@@ -102,6 +110,8 @@ type session struct {
 	unfit bool
 
 	destroying sync.Once
+	// lent: a borrower has the session, and may be doing nothing with it.
+	lent atomic.Bool
 }
 
 // watchedSession is a session whose driver can notice its end.
@@ -175,7 +185,7 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	sent := time.Now()
 	err = s.query(ctx, statement, args, &pid, &database, &recovering, &granted)
 	if waitEnded(err) {
-		early := sqlState(err) != lockTimeout || time.Since(sent) < r.Wait/2
+		early := sqlState(err) != lockTimeout || time.Since(sent) < min(r.Wait/2, shortWait)
 		if err := s.clear(ctx, r); err != nil {
 			return ports.Grant{}, err
 		}
@@ -195,8 +205,7 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	}
 	s.doubt = doubted
 	if recovering {
-		return ports.Grant{}, fmt.Errorf("%w: the server is in recovery (a hot standby), and its locks do not exclude holders on the primary; connect to the primary",
-			ports.ErrUnsafeConnection)
+		return ports.Grant{}, errRecovery
 	}
 	if granted {
 		s.locks[r.ID] = r.Mode
@@ -309,7 +318,7 @@ func (w *watchedSession) Watch(ctx context.Context) error {
 }
 
 // Recycle implements ports.Session.
-func (s *session) Recycle(context.Context) {
+func (s *session) Recycle(context.Context) bool {
 	<-s.idle
 	reusable := !s.over && !s.doubt && !s.ended && len(s.locks) == 0 && s.ctx.Err() == nil
 	if reusable {
@@ -321,6 +330,7 @@ func (s *session) Recycle(context.Context) {
 	if !reusable {
 		s.Destroy()
 	}
+	return reusable
 }
 
 // Destroy implements ports.Session.
@@ -342,10 +352,7 @@ func (s *session) destroy() {
 	s.over = true
 	switch d := s.pool.driver; {
 	case s.escaped:
-		// Somebody else may be using the connection now: the server has to
-		// end it.
-		statement, args := s.pool.form.bind(evict, idArray(s.ids()), int64(s.pid))
-		s.politely(func(ctx context.Context) { _, _ = s.pool.db.ExecContext(ctx, statement, args...) })
+		s.evict() // somebody else may be using the connection now
 	case d.Close != nil && d.Close(s.driverConn):
 	case !s.ended:
 		// The driver's Close may only put the connection into a pool of the
@@ -373,12 +380,22 @@ func (s *session) politely(step func(context.Context)) {
 	cancel()
 }
 
+// evict has the server end the session, on another connection.
+func (s *session) evict() {
+	statement, args := s.pool.form.bind(evict, idArray(s.ids()), int64(s.pid))
+	s.politely(func(ctx context.Context) { _, _ = s.pool.db.ExecContext(ctx, statement, args...) })
+}
+
 // ids are the locks of the session.
 func (s *session) ids() []int64 { return slices.Collect(maps.Keys(s.locks)) }
 
 // interrupt gets a command that is running to return.
 func (s *session) interrupt() {
 	if s.pool.driver.Interrupt != nil && s.pool.driver.Interrupt(s.driverConn) {
+		return
+	}
+	if s.lent.Load() {
+		s.evict() // no context reaches what a borrower does
 		return
 	}
 	grace := time.NewTimer(closeGrace)

@@ -68,8 +68,13 @@ const (
 	evict    = `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND pid = $2::bigint AND ` + ownID + ` = ANY ($1::text::bigint[]) LIMIT 1`
 	rollback = `ROLLBACK`
 
-	txTryExclusive = `SELECT pg_try_advisory_xact_lock($1::bigint)`
-	txTryShared    = `SELECT pg_try_advisory_xact_lock_shared($1::bigint)`
+	// The answer to a try in a transaction travels as a number of rows: 2 in
+	// recovery, 1 if it is granted, 0 if not. So it needs no result set, and
+	// drivers send it without preparing it, which would clash behind a pooler
+	// in transaction mode.
+	txTry          = `SELECT FROM generate_series(1, CASE WHEN pg_is_in_recovery() THEN 2 WHEN `
+	txTryExclusive = txTry + `pg_try_advisory_xact_lock($1::bigint) THEN 1 ELSE 0 END)`
+	txTryShared    = txTry + `pg_try_advisory_xact_lock_shared($1::bigint) THEN 1 ELSE 0 END)`
 	// A transaction's own lock_timeout must be found again after the wait; if
 	// the wait fails, ROLLBACK TO puts it back. The materialised row is read
 	// before the settings change.

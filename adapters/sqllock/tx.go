@@ -112,9 +112,19 @@ func (c txConfig) try(ctx context.Context, tx *sql.Tx, id int64) (acquired bool,
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	statement, args := inText.bind(exclusiveOr(c.mode, txTryExclusive, txTryShared), id)
-	err = detached(ctx, func() error { return tx.QueryRowContext(ctx, statement, args...).Scan(&acquired) })
-	return acquired && err == nil, err
+	statement, _ := inText.bind(exclusiveOr(c.mode, txTryExclusive, txTryShared), id)
+	var answer int64
+	err = detached(ctx, func() error {
+		result, err := tx.ExecContext(ctx, statement)
+		if err == nil {
+			answer, err = result.RowsAffected()
+		}
+		return err
+	})
+	if err == nil && answer == 2 {
+		err = errRecovery
+	}
+	return answer == 1 && err == nil, err
 }
 
 // acquire tries, and waits in slices if that is refused. An error would abort
@@ -129,11 +139,11 @@ func (c txConfig) acquire(ctx context.Context, tx *sql.Tx, id int64) error {
 	if acquired || err != nil {
 		return err
 	}
-	exec := func(statement string, args ...any) error {
+	exec := func(statement string) error {
 		return detached(ctx, func() error {
 			driverCtx, cancel := withoutDeadline(ctx)
 			defer cancel()
-			_, err := tx.ExecContext(driverCtx, statement, args...)
+			_, err := tx.ExecContext(driverCtx, statement)
 			return err
 		})
 	}
@@ -153,8 +163,8 @@ func (c txConfig) acquire(ctx context.Context, tx *sql.Tx, id int64) error {
 			return errors.Join(fmt.Errorf("%w: %w", ports.ErrNotAcquired, err), exec(txRelease))
 		}
 		sent := time.Now()
-		statement, args := inText.bind(exclusiveOr(c.mode, txWaitExclusive, txWaitShared), id, milliseconds(wait))
-		err := exec(statement, args...)
+		statement, _ := inText.bind(exclusiveOr(c.mode, txWaitExclusive, txWaitShared), id, milliseconds(wait))
+		err := exec(statement)
 		if err == nil {
 			return exec(txRelease)
 		}

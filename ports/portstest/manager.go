@@ -336,27 +336,47 @@ var managerLaws = []law[Manager]{
 		for i := range 40 {
 			lock := acquire(t, a, "k")
 			ctx, cancel := context.WithCancel(bg)
-			got := acquireLater(b, "k", nil)
+			var wg sync.WaitGroup
+			for _, ctx := range []context.Context{bg, ctx} {
+				wg.Go(func() {
+					lock, err := b.Acquire(ctx, "k")
+					if err != nil {
+						if ctx == bg || !errors.Is(err, context.Canceled) {
+							t.Errorf("acquire: %v", err)
+						}
+						return
+					}
+					if n := h.Holders("k", ports.Exclusive); n != 1 {
+						t.Errorf("granted, and held by %d", n)
+					}
+					release(t, lock)
+				})
+			}
 			time.Sleep(5 * time.Millisecond)
-			raced := make(chan result, 1)
-			go func() {
-				l, err := b.Acquire(ctx, "k")
-				raced <- result{l, err}
-			}()
 			release(t, lock)
-			first := receive(t, "the lock", got)
-			must(t, first.err)
-			go release(t, first.lock)
 			time.Sleep(time.Duration(i) * 20 * time.Microsecond)
 			cancel()
-			if r := receive(t, "the raced call", raced); r.err == nil {
-				h.holders(t, "k", ports.Exclusive, 1)
-				release(t, r.lock)
-			} else {
-				wraps(t, r.err, context.Canceled)
-			}
+			wg.Wait()
 			h.freed(t, "k")
 		}
+	}},
+	{"holding for a while", "A hold with WithHoldAtLeast outlasts its releases, counts as held, and is not among what ReleaseAll has released.", func(t *testing.T, h Manager) {
+		a, b := h.New(), h.New()
+		lock := acquire(t, a, "k", ports.WithHoldAtLeast(10*soon))
+		brief := acquire(t, a, "brief")
+		release(t, lock)
+		must(t, a.Release(bg, "k"))
+		n, err := a.ReleaseAll(bg)
+		must(t, err)
+		if n != 1 || !ended(brief) || ended(lock) || !a.IsHeld("k") || a.HeldCount() != 1 {
+			t.Fatalf("released %d, %d are held", n, a.HeldCount())
+		}
+		refused(t, b, "k")
+		receive(t, "the end of the hold", lock.Done())
+		if held := time.Since(lock.Info().AcquiredAt); held < 10*soon {
+			t.Fatalf("held for %v", held)
+		}
+		release(t, acquire(t, b, "k"))
 	}},
 	{"a loss is told", "When the session of a hold ends, Done closes, Err and Release wrap ErrLost, and the key can be had again.", func(t *testing.T, h Manager) {
 		if h.Lose == nil {

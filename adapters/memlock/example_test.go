@@ -1,0 +1,247 @@
+package memlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/holdfast-go/holdfast/adapters/memlock"
+	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+// Two managers on one server exclude each other like two processes on one
+// database.
+func ExampleNew() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	here, elsewhere := memlock.New(server, pglock.WithHolderID("here")), memlock.New(server)
+	defer here.Close(ctx)
+	defer elsewhere.Close(ctx)
+
+	lock, err := here.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, acquired, err := elsewhere.TryAcquire(ctx, "invoices")
+	fmt.Println("while it is held:", acquired, err)
+
+	if err := lock.Release(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, acquired, err = elsewhere.TryAcquire(ctx, "invoices")
+	fmt.Println("after its release:", acquired, err)
+	// Output:
+	// while it is held: false <nil>
+	// after its release: true <nil>
+}
+
+// A test looks at the server from outside, instead of trusting the lock.
+func ExampleNewServer() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("locks:", server.Locks(), "sessions:", server.Sessions())
+	if err := lock.Release(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("locks:", server.Locks(), "sessions:", server.Sessions()) // one idle in the pool
+	fmt.Println("unlocks:", server.Commands("unlock"))
+	// Output:
+	// locks: 1 sessions: 1
+	// locks: 0 sessions: 1
+	// unlocks: 1
+}
+
+func ExampleServer_Holders() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	for range 2 {
+		if _, err := locks.Acquire(ctx, "catalogue", ports.WithShared()); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	for _, holder := range server.Holders(locks.KeyID("catalogue")) {
+		fmt.Println(holder.PID, holder.Mode)
+	}
+	// Output:
+	// 1 shared
+	// 2 shared
+}
+
+// The body of a test that has somebody wait, in virtual time: synctest.Wait
+// returns when the waiter is in the queue.
+func ExampleServer_Waiters() {
+	var t *testing.T // the test's
+
+	synctest.Test(t, func(t *testing.T) {
+		server := memlock.NewServer()
+		here, elsewhere := memlock.New(server), memlock.New(server)
+		defer here.Close(t.Context())
+		defer elsewhere.Close(t.Context())
+
+		lock, err := here.Acquire(t.Context(), "invoices")
+		if err != nil {
+			t.Fatal(err)
+		}
+		waited := make(chan error)
+		go func() {
+			_, err := elsewhere.Acquire(t.Context(), "invoices")
+			waited <- err
+		}()
+		synctest.Wait()
+		if n := server.Waiters(here.KeyID("invoices")); n != 1 {
+			t.Errorf("%d sessions wait, want 1", n)
+		}
+		if err := lock.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := <-waited; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Does the job stop when its lock is lost?
+func ExampleServer_Kill() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	err := pglock.Do(ctx, locks, "invoices", func(ctx context.Context) error {
+		lock, ok := pglock.FromContext(ctx)
+		if !ok {
+			return errors.New("not under a lock")
+		}
+		fmt.Println("killed:", server.Kill(lock.Info().PID))
+		<-ctx.Done()
+		return context.Cause(ctx)
+	})
+	fmt.Println("lost:", errors.Is(err, ports.ErrLost))
+	fmt.Println("no such session:", server.Kill(99))
+	// Output:
+	// killed: true
+	// lost: true
+	// no such session: false
+}
+
+// A session that lives on without its locks is found out by the release, at the
+// latest.
+func ExampleServer_DropLocks() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server.DropLocks(lock.Info().PID)
+	fmt.Println("holders:", len(server.Holders(lock.Info().ID)))
+	fmt.Println("lost:", errors.Is(lock.Release(ctx), ports.ErrLost))
+	// Output:
+	// holders: 0
+	// lost: true
+}
+
+// How does the code take it that the answer to an unlock never comes?
+func ExampleServer_Intercept() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	reset := errors.New("connection reset by peer")
+	server.Intercept(func(ctx context.Context, c memlock.Command) error {
+		if c.Op == "unlock" && c.Done {
+			return reset
+		}
+		return nil
+	})
+
+	err = lock.Release(ctx)
+	fmt.Println("unconfirmed:", errors.Is(err, reset))
+	fmt.Println("sessions ended in doubt:", locks.Stats().Destroyed)
+	fmt.Println("locks left behind:", server.Locks())
+	// Output:
+	// unconfirmed: true
+	// sessions ended in doubt: 1
+	// locks left behind: 0
+}
+
+// A pool of one connection, as with db.SetMaxOpenConns(1), is too small for a
+// lock and the queries of its holder.
+func ExampleWithLimit() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool(memlock.WithLimit(1))
+	locks := pglock.NewManager(pool)
+	defer locks.Close(ctx)
+
+	_, err := locks.Acquire(ctx, "invoices")
+	fmt.Println("exhausted:", errors.Is(err, ports.ErrPoolExhausted))
+	// Output:
+	// exhausted: true
+}
+
+// With most drivers the end of a session goes unnoticed until the next command
+// on it: a check, or the release.
+func ExampleWithoutWatch() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := pglock.NewManager(server.Pool(memlock.WithoutWatch()))
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server.Kill(lock.Info().PID)
+	fmt.Println("lost:", errors.Is(lock.Release(ctx), ports.ErrLost))
+	// Output:
+	// lost: true
+}
+
+// A pool can be asked, and used without a manager.
+func ExampleServer_Pool() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool(memlock.WithLimit(4))
+
+	session, err := pool.Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	inUse, limit := pool.Usage()
+	fmt.Println(inUse, "of", limit)
+	session.Recycle(ctx)
+	inUse, limit = pool.Usage()
+	fmt.Println(inUse, "of", limit)
+	// Output:
+	// 1 of 4
+	// 0 of 4
+}

@@ -1,0 +1,458 @@
+package pglock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/holdfast-go/holdfast/adapters/memlock"
+	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+// Every replica of a service has this code; one of them does the work.
+func Example() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer()) // in production pgxlock.New(db)
+	defer locks.Close(ctx)
+
+	ran, err := pglock.TryDo(ctx, locks, "nightly-reconciliation", func(ctx context.Context) error {
+		fmt.Println("reconciling")
+		return ctx.Err() // which ends the work when the lock is lost
+	})
+	switch {
+	case err != nil:
+		fmt.Println(err)
+	case !ran:
+		fmt.Println("someone else is at it")
+	}
+	// Output:
+	// reconciling
+}
+
+func ExampleDo() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	err := pglock.Do(ctx, locks, "invoices", func(ctx context.Context) error {
+		fmt.Println("held:", locks.IsHeld("invoices"))
+		return nil
+	}, ports.WithTimeout(30*time.Second))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("held:", locks.IsHeld("invoices"))
+	// Output:
+	// held: true
+	// held: false
+}
+
+// The context of the work ends with the hold: work that heeds it does not go on
+// beside a rival.
+func ExampleDo_lost() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	err := pglock.Do(ctx, locks, "invoices", func(ctx context.Context) error {
+		server.Kill(1) // ends the only session, as an operator or a failover does
+		<-ctx.Done()
+		return fmt.Errorf("stopped half way: %w", context.Cause(ctx))
+	})
+	if errors.Is(err, ports.ErrLost) {
+		fmt.Println("someone else may have it now; look at what was done")
+	}
+	// Output:
+	// someone else may have it now; look at what was done
+}
+
+func ExampleTryDo() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	replica1, replica2 := memlock.New(server), memlock.New(server)
+	defer replica1.Close(ctx)
+	defer replica2.Close(ctx)
+
+	ran, err := pglock.TryDo(ctx, replica1, "report", func(ctx context.Context) error {
+		ran, err := pglock.TryDo(ctx, replica2, "report", func(context.Context) error { return nil })
+		fmt.Println("replica 2 meanwhile:", ran, err)
+		return nil
+	})
+	fmt.Println("replica 1:", ran, err)
+	// Output:
+	// replica 2 meanwhile: false <nil>
+	// replica 1: true <nil>
+}
+
+// Context is for a hold that does not fit into one function.
+func ExampleContext() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "leader")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	held, cancel := pglock.Context(ctx, lock)
+	defer cancel()
+	fmt.Println("leading:", held.Err() == nil)
+
+	if err := lock.Release(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	<-held.Done()
+	fmt.Println("released:", errors.Is(context.Cause(held), ports.ErrReleased))
+	// Output:
+	// leading: true
+	// released: true
+}
+
+// A function that must be called under a lock can say so.
+func ExampleFromContext() {
+	post := func(ctx context.Context, amount int) error {
+		lock, ok := pglock.FromContext(ctx)
+		if !ok || lock.Info().Key != "ledger" || lock.Err() != nil {
+			return errors.New("post: the ledger is not locked")
+		}
+		fmt.Println("posted", amount)
+		return nil
+	}
+
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+	fmt.Println(post(ctx, 100))
+	fmt.Println(pglock.Do(ctx, locks, "ledger", func(ctx context.Context) error { return post(ctx, 100) }))
+	// Output:
+	// post: the ledger is not locked
+	// posted 100
+	// <nil>
+}
+
+// Adapters do this; so does a test with a pool of its own.
+func ExampleNewManager() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool(memlock.WithLimit(10))
+	var locks *pglock.Manager = pglock.NewManager(pool, pglock.WithHolderID("worker-1"))
+	defer locks.Close(ctx)
+
+	fmt.Println("at most", locks.Stats().MaxSessions, "sessions for locks")
+	// Output:
+	// at most 9 sessions for locks
+}
+
+func ExampleManager_Acquire() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices", ports.WithTimeout(5*time.Second))
+	if errors.Is(err, ports.ErrNotAcquired) {
+		fmt.Println("someone else kept it for five seconds")
+		return
+	}
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	// The context and the timeout were for the wait; the hold lasts until here.
+	defer lock.Release(ctx)
+	fmt.Println("held", lock.Info().Key)
+	// Output:
+	// held invoices
+}
+
+func ExampleManager_TryAcquire() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	lock, acquired, err := locks.TryAcquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err) // whether it is free is not known
+		return
+	}
+	if !acquired {
+		fmt.Println("someone else has it")
+		return
+	}
+	defer lock.Release(ctx)
+
+	_, acquired, err = locks.TryAcquire(ctx, "invoices") // locks are not re-entrant
+	fmt.Println("once more:", acquired, err)
+	// Output:
+	// once more: false <nil>
+}
+
+// Where the handle is out of reach, the key will do.
+func ExampleManager_Release() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	if _, err := locks.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(locks.Release(ctx, "invoices"))
+
+	err := locks.Release(ctx, "invoices")
+	fmt.Println(errors.Is(err, ports.ErrNotHeld))
+	// Output:
+	// <nil>
+	// true
+}
+
+func ExampleManager_Held() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	for _, key := range []string{"invoices", "payments"} {
+		if _, err := locks.Acquire(ctx, key); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	for _, info := range locks.Held() {
+		fmt.Println(info.Key)
+	}
+	fmt.Println(locks.HeldCount(), locks.IsHeld("payments"), locks.IsHeld("refunds"))
+	// Output:
+	// invoices
+	// payments
+	// 2 true false
+}
+
+func ExampleManager_ReleaseAll() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	for _, tenant := range []string{"acme", "globex"} {
+		if _, err := locks.Acquire(ctx, pglock.MigrationKey(tenant, "backfill")); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	released, err := locks.ReleaseAll(ctx)
+	fmt.Println(released, err)
+	// Output:
+	// 2 <nil>
+}
+
+func ExampleManager_Stats() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Release(ctx)
+	if _, acquired, err := locks.TryAcquire(ctx, "invoices"); acquired || err != nil {
+		fmt.Println(acquired, err)
+		return
+	}
+
+	stats := locks.Stats()
+	fmt.Println("now:", stats.Held, "held,", stats.Waiting, "waiting,", stats.Sessions, "sessions")
+	fmt.Println("ever:", stats.Acquired, "acquired,", stats.Contended, "contended,", stats.Lost, "lost")
+	// Output:
+	// now: 1 held, 0 waiting, 1 sessions
+	// ever: 1 acquired, 1 contended, 0 lost
+}
+
+// KeyID is the number to look for in pg_locks.
+func ExampleManager_KeyID() {
+	locks := memlock.New(memlock.NewServer(), pglock.WithNamespace("billing:"))
+	defer locks.Close(context.Background())
+
+	fmt.Println(locks.KeyID("invoices"))
+	fmt.Println(locks.KeyID("invoices") == pglock.SHA256Key("billing:invoices"))
+	// Output:
+	// 2159219737898085743
+	// true
+}
+
+// Close is for the end of the process: it gives back what is held, and sends
+// home who waits.
+func ExampleManager_Close() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	if _, err := locks.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := locks.Close(ctx); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println("locks left:", server.Locks())
+	_, err := locks.Acquire(ctx, "invoices")
+	fmt.Println("closed:", errors.Is(err, ports.ErrClosed))
+	// Output:
+	// locks left: 0
+	// closed: true
+}
+
+// Options come from a service's configuration.
+func ExampleOption() {
+	config := struct {
+		Namespace string
+		Window    time.Duration // zero for the default
+	}{Namespace: "billing:"}
+
+	opts := []pglock.Option{pglock.WithNamespace(config.Namespace)}
+	if config.Window > 0 {
+		opts = append(opts, pglock.WithLivenessWindow(config.Window))
+	}
+	locks := memlock.New(memlock.NewServer(), opts...)
+	defer locks.Close(context.Background())
+	fmt.Println(locks.KeyID("invoices") == pglock.SHA256Key("billing:invoices"))
+	// Output:
+	// true
+}
+
+func ExampleWithHolderID() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer(), pglock.WithHolderID("billing-7f9c/worker-1"))
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Release(ctx)
+	fmt.Println(lock.Info().HolderID)
+	// Output:
+	// billing-7f9c/worker-1
+}
+
+// Two applications that share a database, each with a job called "cleanup".
+func ExampleWithNamespace() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	billing := memlock.New(server, pglock.WithNamespace("billing:"))
+	search := memlock.New(server, pglock.WithNamespace("search:"))
+	defer billing.Close(ctx)
+	defer search.Close(ctx)
+
+	for _, locks := range []*pglock.Manager{billing, search} {
+		lock, acquired, err := locks.TryAcquire(ctx, "cleanup")
+		if err != nil || !acquired {
+			fmt.Println(acquired, err)
+			return
+		}
+		fmt.Println("acquired", lock.Info().Key)
+	}
+	// Output:
+	// acquired cleanup
+	// acquired cleanup
+}
+
+// A service that has locked with FNV-1a for years, and one on this package, can
+// exclude each other during the change.
+func ExampleWithKeyFunc() {
+	locks := memlock.New(memlock.NewServer(), pglock.WithKeyFunc(pglock.FNV1aKey))
+	defer locks.Close(context.Background())
+
+	fmt.Println(locks.KeyID("invoices") == pglock.FNV1aKey("invoices"))
+	// Output:
+	// true
+}
+
+// The window is how long a holder that has vanished may keep the others out. A
+// short one for quick failover; not below what a busy host can keep up with.
+func ExampleWithLivenessWindow() {
+	configured := 2 * time.Second
+	window := max(configured, pglock.MinLivenessWindow)
+	locks := memlock.New(memlock.NewServer(), pglock.WithLivenessWindow(window))
+	defer locks.Close(context.Background())
+
+	fmt.Println("window:", window, "instead of", pglock.DefaultLivenessWindow)
+	// Output:
+	// window: 5s instead of 15s
+}
+
+// A pool that is for locks alone may be used up to its last connection.
+func ExampleWithMaxSessions() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool(memlock.WithLimit(1)) // as with db.SetMaxOpenConns(1)
+	locks := pglock.NewManager(pool, pglock.WithMaxSessions(1))
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "leader")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Release(ctx)
+	stats := locks.Stats()
+	fmt.Println(stats.Sessions, "of", stats.MaxSessions)
+	// Output:
+	// 1 of 1
+}
+
+func ExampleWithLogger() {
+	// Time and error are left out so that the output is always the same.
+	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		Level: slog.LevelError,
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == "error" || a.Key == "id" {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server, pglock.WithLogger(logger))
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server.Kill(lock.Info().PID)
+	<-lock.Done()
+	if err := locks.Close(ctx); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// level=ERROR msg="lock lost" key=invoices database=memlock pid=1
+}
+
+// The same key has the same ID in every process and every version.
+func ExampleSHA256Key() {
+	fmt.Println(pglock.SHA256Key("invoices"))
+	// Output:
+	// 5268556066836248654
+}
+
+func ExampleFNV1aKey() {
+	fmt.Println(pglock.FNV1aKey("invoices"))
+	// Output:
+	// 7083979394435973785
+}
+
+func ExampleMigrationKey() {
+	fmt.Println(pglock.MigrationKey("tenant-42", "cutover"))
+	// Output:
+	// cutover:tenant-42
+}

@@ -1,0 +1,490 @@
+package ports_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/holdfast-go/holdfast/adapters/memlock"
+	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+// A service asks for the contract, and main decides what is behind it.
+func ExampleDistributedLock() {
+	reindex := func(ctx context.Context, locks ports.DistributedLock) (err error) {
+		lock, err := locks.Acquire(ctx, "reindex", ports.WithTimeout(30*time.Second))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, lock.Release(ctx)) }()
+		fmt.Println("reindexing, held:", locks.IsHeld("reindex"))
+		return nil
+	}
+
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer()) // in production pgxlock.New(db)
+	defer locks.Close(ctx)
+	if err := reindex(ctx, locks); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("done, held:", locks.IsHeld("reindex"))
+	// Output:
+	// reindexing, held: true
+	// done, held: false
+}
+
+// A registry is enough for a health page.
+func ExampleLockRegistry() {
+	report := func(registry ports.LockRegistry) {
+		fmt.Println("held:", registry.HeldCount())
+		for _, info := range registry.Held() {
+			fmt.Println(info.HolderID, info.Key, info.Mode)
+		}
+	}
+
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer(), pglock.WithHolderID("worker-1"))
+	defer locks.Close(ctx)
+	if _, err := locks.Acquire(ctx, "catalogue", ports.WithShared()); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if _, err := locks.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	report(locks)
+	// Output:
+	// held: 2
+	// worker-1 catalogue shared
+	// worker-1 invoices exclusive
+}
+
+// A decorator embeds the contract and changes the one method that it is about.
+// The suite portstest.TestManager tells whether it is still a LockManager.
+func ExampleLockManager() {
+	ctx := context.Background()
+	var locks ports.LockManager = memlock.New(memlock.NewServer())
+	locks = impatient{locks}
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Release(ctx)
+
+	released, err := locks.ReleaseAll(ctx)
+	fmt.Println(released, err)
+	// Output:
+	// 1 <nil>
+}
+
+// impatient bounds each wait that its caller did not bound.
+type impatient struct{ ports.LockManager }
+
+func (i impatient) Acquire(ctx context.Context, key string, opts ...ports.AcquireOption) (ports.Lock, error) {
+	opts = append([]ports.AcquireOption{ports.WithTimeout(time.Minute)}, opts...)
+	return i.LockManager.Acquire(ctx, key, opts...)
+}
+
+func ExampleLock() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer(), pglock.WithHolderID("worker-1"))
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	info := lock.Info()
+	fmt.Printf("%s has %q in database %s\n", info.HolderID, info.Key, info.Database)
+	fmt.Println("while it is held:", lock.Err())
+
+	if err := lock.Release(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	<-lock.Done() // closed, however the hold ended
+	fmt.Println("afterwards:", errors.Is(lock.Err(), ports.ErrReleased))
+	fmt.Println("once more:", lock.Release(ctx))
+	// Output:
+	// worker-1 has "invoices" in database memlock
+	// while it is held: <nil>
+	// afterwards: true
+	// once more: <nil>
+}
+
+// LockInfo is a value: it can be kept and logged after the hold has ended.
+func ExampleLockInfo() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer(), pglock.WithHolderID("worker-1"))
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Release(ctx)
+
+	info := lock.Info()
+	fmt.Println(info.Key, info.Mode, info.HolderID, info.Database)
+	fmt.Println("server process:", info.PID)
+	fmt.Println("ID in pg_locks:", info.ID == locks.KeyID("invoices"))
+	fmt.Println("acquired just now:", time.Since(info.AcquiredAt) < time.Hour)
+	// Output:
+	// invoices exclusive worker-1 memlock
+	// server process: 1
+	// ID in pg_locks: true
+	// acquired just now: true
+}
+
+func ExampleMode() {
+	var mode ports.Mode // Exclusive
+	fmt.Println(mode, mode == ports.Exclusive)
+	fmt.Println(ports.Shared.String())
+	// Output:
+	// exclusive true
+	// shared
+}
+
+// A resource that remembers the greatest token refuses a holder that was
+// overtaken without knowing it.
+func ExampleToken() {
+	var seen ports.Token
+	write := func(token ports.Token, what string) error {
+		if token < seen {
+			return fmt.Errorf("%s: token %d is older than %d", what, token, seen)
+		}
+		seen = token
+		return nil
+	}
+	fmt.Println(write(34, "the new holder"))
+	fmt.Println(write(33, "the old holder, after a long pause"))
+	// Output:
+	// <nil>
+	// the old holder, after a long pause: token 33 is older than 34
+}
+
+func ExampleWithTimeout() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices", ports.WithTimeout(5*time.Second))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Release(ctx)
+
+	// Locks are not re-entrant, so a second hold of the key would have to wait.
+	// Zero means one attempt.
+	_, err = locks.Acquire(ctx, "invoices", ports.WithTimeout(0))
+	fmt.Println("not acquired:", errors.Is(err, ports.ErrNotAcquired))
+	fmt.Println("deadline:", errors.Is(err, context.DeadlineExceeded))
+	// Output:
+	// not acquired: true
+	// deadline: true
+}
+
+// Many may read a catalogue while nobody rebuilds it.
+func ExampleWithShared() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	for range 2 {
+		reader, err := locks.Acquire(ctx, "catalogue", ports.WithShared())
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer reader.Release(ctx)
+	}
+	fmt.Println("readers:", locks.HeldCount())
+
+	_, acquired, err := locks.TryAcquire(ctx, "catalogue")
+	fmt.Println("writer:", acquired, err)
+	// Output:
+	// readers: 2
+	// writer: false <nil>
+}
+
+// A thousand workers that wait for keys which stay held for minutes need not
+// pin a thousand connections.
+func ExampleWithPolling() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "tenant-42", ports.WithPolling(10*time.Second), ports.WithTimeout(time.Hour))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Release(ctx)
+	fmt.Println("held:", locks.IsHeld("tenant-42"))
+	// Output:
+	// held: true
+}
+
+// A job that is done in a millisecond must not run again on the replica whose
+// clock is a little behind.
+func ExampleWithHoldAtLeast() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	replica1, replica2 := memlock.New(server), memlock.New(server)
+	defer replica1.Close(ctx)
+	defer replica2.Close(ctx)
+
+	lock, acquired, err := replica1.TryAcquire(ctx, "every-minute", ports.WithHoldAtLeast(30*time.Second))
+	if err != nil || !acquired {
+		fmt.Println(acquired, err)
+		return
+	}
+	fmt.Println("replica 1 runs it")
+	if err := lock.Release(ctx); err != nil { // returns at once
+		fmt.Println(err)
+		return
+	}
+
+	_, acquired, err = replica2.TryAcquire(ctx, "every-minute", ports.WithHoldAtLeast(30*time.Second))
+	fmt.Println("replica 2 runs it:", acquired, err)
+	// Output:
+	// replica 1 runs it
+	// replica 2 runs it: false <nil>
+}
+
+// An implementation of the contract reads the options of a call.
+func ExampleNewAcquireOptions() {
+	opts := ports.NewAcquireOptions(ports.WithShared(), ports.WithTimeout(3*time.Second))
+	fmt.Println(opts.Mode, opts.Timeout)
+
+	opts = ports.NewAcquireOptions()
+	fmt.Println(opts.Mode, "bounded:", opts.Timeout >= 0)
+	// Output:
+	// shared 3s
+	// exclusive bounded: false
+}
+
+// An option of one's own is made of others.
+func ExampleAcquireOption() {
+	background := func(o *ports.AcquireOptions) {
+		ports.WithPolling(5 * time.Second)(o)
+		ports.WithTimeout(10 * time.Minute)(o)
+	}
+
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+	lock, err := locks.Acquire(ctx, "vacuum-archive", background)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(lock.Release(ctx))
+	// Output:
+	// <nil>
+}
+
+// What to do about an error depends on which of them it is.
+func Example_notAcquired() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	here, elsewhere := memlock.New(server), memlock.New(server)
+	defer here.Close(ctx)
+	defer elsewhere.Close(ctx)
+	if _, err := elsewhere.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	lock, err := here.Acquire(ctx, "invoices", ports.WithTimeout(0))
+	switch {
+	case errors.Is(err, ports.ErrNotAcquired):
+		fmt.Println("someone else does it; come back later")
+	case errors.Is(err, ports.ErrPoolExhausted):
+		fmt.Println("this process is short of connections:", err)
+	case errors.Is(err, ports.ErrUnsafeConnection):
+		fmt.Println("the set-up cannot exclude anybody; stop:", err)
+	case errors.Is(err, ports.ErrClosed):
+		fmt.Println("we are shutting down")
+	case err != nil:
+		fmt.Println("the database has a problem:", err)
+	default:
+		defer lock.Release(ctx)
+	}
+	// Output:
+	// someone else does it; come back later
+}
+
+// A holder that loses its lock is told, and must stop: someone else can hold it
+// now.
+func Example_lost() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	here, elsewhere := memlock.New(server), memlock.New(server)
+	defer here.Close(ctx)
+	defer elsewhere.Close(ctx)
+
+	lock, err := here.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server.Kill(lock.Info().PID) // as an operator or a failover does
+
+	<-lock.Done()
+	fmt.Println("lost:", errors.Is(lock.Err(), ports.ErrLost))
+	_, acquired, err := elsewhere.TryAcquire(ctx, "invoices")
+	fmt.Println("a rival has it:", acquired, err)
+	fmt.Println("release says so, too:", errors.Is(lock.Release(ctx), ports.ErrLost))
+	// Output:
+	// lost: true
+	// a rival has it: true <nil>
+	// release says so, too: true
+}
+
+func ExampleLockError() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	err := locks.Release(ctx, "invoices") // which nobody has acquired
+	var lockErr *ports.LockError
+	if errors.As(err, &lockErr) {
+		fmt.Println(lockErr.Op, lockErr.Key)
+		fmt.Println(lockErr.Unwrap() == ports.ErrNotHeld)
+	}
+	fmt.Println(err.Error())
+	// Output:
+	// release invoices
+	// true
+	// release "invoices": lock not held by this manager
+}
+
+// A pool around another counts what a manager opens. The sessions themselves
+// should be passed on as they are: one that is wrapped loses its optional
+// interfaces.
+func ExampleSessionPool() {
+	ctx := context.Background()
+	pool := &counting{SessionPool: memlock.NewServer().Pool()}
+	locks := pglock.NewManager(pool)
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	inUse, limit := pool.Usage()
+	fmt.Println("opened:", pool.opened, "in use:", inUse, "limit:", limit)
+	fmt.Println(lock.Release(ctx))
+	// Output:
+	// opened: 1 in use: 1 limit: 0
+	// <nil>
+}
+
+// counting is a pool that counts. A manager opens one session at a time for one
+// key, and several for several keys; count with sync/atomic then.
+type counting struct {
+	ports.SessionPool
+	opened int
+}
+
+func (c *counting) Open(ctx context.Context) (ports.Session, error) {
+	c.opened++
+	return c.SessionPool.Open(ctx)
+}
+
+// A session is what a manager works with; an adapter implements it.
+func ExampleSession() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool()
+	session, err := pool.Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy() // does nothing after Recycle
+
+	request := ports.LockRequest{ID: 42, Mode: ports.Exclusive, Wait: 500 * time.Millisecond}
+	grant, err := session.Lock(ctx, request)
+	if err != nil || !grant.Granted {
+		fmt.Println(grant.Granted, err)
+		return
+	}
+	fmt.Println("granted to server process", grant.PID, "in", grant.Database)
+	if err := session.Check(ctx, true); err != nil {
+		fmt.Println(err)
+		return
+	}
+	held, err := session.Unlock(ctx, request.ID, request.Mode)
+	fmt.Println("was held:", held, err)
+	session.Recycle(ctx)
+	// Output:
+	// granted to server process 1 in memlock
+	// was held: true <nil>
+}
+
+func ExampleWatcher() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	session, err := server.Pool().Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy()
+	grant, err := session.Lock(ctx, ports.LockRequest{ID: 42})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	watcher, ok := session.(ports.Watcher)
+	if !ok {
+		fmt.Println("this session does not notice its end")
+		return
+	}
+	go server.Kill(grant.PID)
+	err = watcher.Watch(ctx) // blocks until the session is over
+	fmt.Println("ended:", errors.Is(err, ports.ErrSessionEnded))
+	// Output:
+	// ended: true
+}
+
+// An adapter borrows the session that carries a hold; sqllock.RunTx is made of
+// this.
+func ExampleSessionLender() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Release(ctx)
+
+	lender, ok := lock.(ports.SessionLender)
+	if !ok {
+		fmt.Println(ports.ErrUnsupported)
+		return
+	}
+	err = lender.LendSession(ctx, func(session ports.Session) (trusted bool) {
+		err := session.Check(ctx, true)
+		fmt.Println("on the lock's own session:", err)
+		return err == nil
+	})
+	fmt.Println("lent:", err, "still held:", lock.Err() == nil)
+	// Output:
+	// on the lock's own session: <nil>
+	// lent: <nil> still held: true
+}
