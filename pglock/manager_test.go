@@ -294,6 +294,7 @@ func TestTheNextInLineAdoptsAStatementOfTheRightMode(t *testing.T) {
 		}()
 		synctest.Wait()
 		cancel()
+		synctest.Wait()
 		lock.Release(bg)
 		shared := <-got
 		if h := server.Holders(m.KeyID("k")); len(h) != 1 || h[0].Mode != ports.Shared || shared.Info().Mode != ports.Shared {
