@@ -26,7 +26,11 @@ func TestManagersKeepTheLaws(t *testing.T) {
 		portstest.TestManager(t, nil, func(t *testing.T) portstest.Manager {
 			return portstest.Manager{
 				New: func() ports.LockManager {
-					return w.manager(t, w.db(t, 16), pglock.WithLivenessWindow(pglock.MinLivenessWindow))
+					m := w.manager(t, w.db(t, 16), pglock.WithLivenessWindow(pglock.MinLivenessWindow))
+					if err := m.Verify(bg); err != nil { // so that no law's time is spent on it
+						t.Fatal(err)
+					}
+					return m
 				},
 				Holders: func(key string, mode ports.Mode) int { return len(w.holders(t, pglock.SHA256Key(key), mode)) },
 				Lose:    func(lock ports.Lock) { kill(t, lock.Info().PID) },

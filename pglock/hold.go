@@ -34,9 +34,9 @@ var (
 // hold is one granted lock. Its session belongs to one goroutine, the keeper,
 // which watches it, lends it, and settles it at the end.
 type hold struct {
-	m    *Manager
-	q    *queue
-	s    ports.Session
+	m *Manager
+	s ports.Session
+	// info is the first of the hold's locks.
 	info ports.LockInfo
 	// atLeast is how long the hold lasts, however soon it is released.
 	atLeast time.Duration
@@ -51,6 +51,7 @@ type hold struct {
 	settled error
 
 	// guarded by Manager.mu:
+	parts []part      // its locks: one, or those of a LockSet
 	err   error       // why the hold ended; nil while it is held
 	later *time.Timer // ends a hold that was released before its time
 	bound *time.Timer // ends the session if a release takes too long
@@ -68,20 +69,45 @@ type loan struct {
 	settled chan struct{}
 }
 
-// newHold puts a granted lock on the books. The caller holds m.mu.
-func newHold(m *Manager, q *queue, s ports.Session, info ports.LockInfo, atLeast time.Duration, sent time.Time) *hold {
-	h := &hold{
-		m: m, q: q, s: s, info: info, atLeast: atLeast,
+// part is one lock of a hold.
+type part struct {
+	q    *queue
+	info ports.LockInfo
+}
+
+// newHold makes a hold that has no lock yet.
+func newHold(m *Manager, s ports.Session, atLeast time.Duration, sent time.Time) *hold {
+	return &hold{
+		m: m, s: s, atLeast: atLeast,
 		done:      make(chan struct{}),
 		finished:  make(chan struct{}),
 		loans:     make(chan loan),
 		confirmed: sent,
 	}
+}
+
+// add puts a lock that was granted on the books. The caller holds m.mu.
+func (h *hold) add(q *queue, info ports.LockInfo) {
+	m := h.m
+	if len(h.parts) == 0 {
+		h.info = info
+	}
+	h.parts = append(h.parts, part{q, info})
 	q.holds = append(q.holds, h)
 	m.byKey[info.Key] = append(slices.DeleteFunc(m.byKey[info.Key], func(h *hold) bool { return !h.live() }), h)
 	m.stats.Held++
 	m.stats.Acquired++
-	return h
+}
+
+// infos describes the locks of the hold.
+func (h *hold) infos() []ports.LockInfo {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	infos := make([]ports.LockInfo, len(h.parts))
+	for i, p := range h.parts {
+		infos[i] = p.info
+	}
+	return infos
 }
 
 // Info implements ports.Lock.
@@ -156,7 +182,7 @@ func (h *hold) end(why error) bool {
 	if h.later != nil {
 		h.later.Stop()
 	}
-	h.m.stats.Held--
+	h.m.stats.Held -= len(h.parts)
 	if errors.Is(why, ports.ErrReleased) {
 		h.bound = time.AfterFunc(h.m.releaseBound(), h.s.Destroy)
 	} else {
@@ -177,11 +203,13 @@ func (h *hold) lose(cause error) {
 func (h *hold) forget() {
 	h.m.mu.Lock()
 	defer h.m.mu.Unlock()
-	holds := slices.DeleteFunc(h.m.byKey[h.info.Key], func(other *hold) bool { return other == h })
-	if len(holds) == 0 {
-		delete(h.m.byKey, h.info.Key)
-	} else {
-		h.m.byKey[h.info.Key] = holds
+	for _, p := range h.parts {
+		holds := slices.DeleteFunc(h.m.byKey[p.info.Key], func(other *hold) bool { return other == h })
+		if len(holds) == 0 {
+			delete(h.m.byKey, p.info.Key)
+		} else {
+			h.m.byKey[p.info.Key] = holds
+		}
 	}
 }
 
@@ -265,7 +293,7 @@ func (h *hold) watch() (over <-chan struct{}, stop func() error) {
 // the watchdog's to say; a definite one is.
 func (h *hold) check(full bool) {
 	sent := time.Now()
-	switch err := h.s.Check(context.Background(), full); {
+	switch _, err := h.s.Check(context.Background(), full); {
 	case err == nil:
 		h.confirmed = sent
 	case errors.Is(err, ports.ErrSessionEnded):
@@ -347,20 +375,30 @@ func (h *hold) settle(watchErr error) {
 	h.settled = why
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h.q.holds = slices.DeleteFunc(h.q.holds, func(other *hold) bool { return other == h })
 	close(h.finished)
-	m.advance(h.q)
+	for _, p := range h.parts {
+		p.q.holds = slices.DeleteFunc(p.q.holds, func(other *hold) bool { return other == h })
+		m.advance(p.q)
+	}
 	m.freeSession()
 	m.exit()
 }
 
-// unlock gives the lock back at the server and returns what a release has to
-// say about it.
+// unlock gives the locks back at the server, the last one first, and returns
+// what a release has to say about it.
 func (h *hold) unlock(watchErr error) error {
 	if watchErr != nil {
 		return fmt.Errorf("%w: %w", ports.ErrLost, watchErr)
 	}
-	held, err := h.s.Unlock(context.Background(), h.info.ID, h.info.Mode)
+	held, err := true, error(nil)
+	for _, info := range slices.Backward(h.infos()) {
+		var had bool
+		had, err = h.s.Unlock(context.Background(), info.ID, info.Mode)
+		held = held && had
+		if err != nil {
+			break
+		}
+	}
 	switch inTime := h.bound.Stop(); {
 	case err == nil && held:
 		return nil

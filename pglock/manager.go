@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -59,6 +60,10 @@ type Manager struct {
 	running int
 	idle    chan struct{}
 	stats   Stats
+	// verified: a proof has shown that this setup excludes. proof is the one
+	// that is under way.
+	verified bool
+	proof    *proof
 }
 
 var _ ports.LockManager = (*Manager)(nil)
@@ -128,8 +133,17 @@ func (m *Manager) KeyID(key string) int64 { return m.keyFunc(m.namespace + key) 
 
 // Acquire implements ports.DistributedLock.
 func (m *Manager) Acquire(ctx context.Context, key string, opts ...ports.AcquireOption) (ports.Lock, error) {
-	h, err := m.take(ctx, key, false, ports.NewAcquireOptions(opts...))
-	if err == errRefused { // by WithTimeout(0)
+	h, err := m.acquire(ctx, key, nil, ports.NewAcquireOptions(opts...))
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// acquire is Acquire, onto a hold that there is already if onto is not nil.
+func (m *Manager) acquire(ctx context.Context, key string, onto *hold, opts ports.AcquireOptions) (*hold, error) {
+	h, err := m.take(ctx, key, onto, false, opts)
+	if err == errRefused { // by a timeout of zero
 		err = fmt.Errorf("%w: %w", ports.ErrNotAcquired, context.DeadlineExceeded)
 	}
 	if err != nil {
@@ -140,7 +154,7 @@ func (m *Manager) Acquire(ctx context.Context, key string, opts ...ports.Acquire
 
 // TryAcquire implements ports.DistributedLock.
 func (m *Manager) TryAcquire(ctx context.Context, key string, opts ...ports.AcquireOption) (ports.Lock, bool, error) {
-	h, err := m.take(ctx, key, true, ports.NewAcquireOptions(opts...))
+	h, err := m.take(ctx, key, nil, true, ports.NewAcquireOptions(opts...))
 	switch {
 	case err == nil:
 		return h, true, nil
@@ -175,9 +189,9 @@ func (m *Manager) IsHeld(key string) bool {
 // Held implements ports.LockRegistry.
 func (m *Manager) Held() []ports.LockInfo {
 	holds := m.liveHolds()
-	infos := make([]ports.LockInfo, len(holds))
-	for i, h := range holds {
-		infos[i] = h.info
+	var infos []ports.LockInfo
+	for _, h := range holds {
+		infos = append(infos, h.infos()...)
 	}
 	slices.SortStableFunc(infos, func(a, b ports.LockInfo) int {
 		return cmp.Or(a.AcquiredAt.Compare(b.AcquiredAt), cmp.Compare(a.Key, b.Key))
@@ -216,19 +230,19 @@ func releaseEach(ctx context.Context, holds []*hold) (released int, err error) {
 	return released, errors.Join(errs...)
 }
 
-// liveHolds returns the current holds in no order.
+// liveHolds returns the current holds in no order, each once.
 func (m *Manager) liveHolds() []*hold {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	holds := make([]*hold, 0, m.stats.Held)
+	seen := make(map[*hold]struct{}, m.stats.Held)
 	for _, hs := range m.byKey {
 		for _, h := range hs {
 			if h.live() {
-				holds = append(holds, h)
+				seen[h] = struct{}{}
 			}
 		}
 	}
-	return holds
+	return slices.Collect(maps.Keys(seen))
 }
 
 // Stats returns the manager's gauges and counts.

@@ -34,7 +34,7 @@ func bubble(t *testing.T, f func(t *testing.T, server *memlock.Server)) {
 // manager makes a manager that the test closes at its end.
 func manager(t *testing.T, pool *memlock.Pool, opts ...pglock.Option) *pglock.Manager {
 	t.Helper()
-	m := pglock.NewManager(pool, opts...)
+	m := pglock.NewManager(pool, append([]pglock.Option{pglock.WithoutVerification()}, opts...)...)
 	t.Cleanup(func() {
 		if err := m.Close(bg); err != nil {
 			t.Errorf("close: %v", err)
@@ -792,7 +792,7 @@ func TestCloseReleasesEverythingAndRefusesWhatComesLater(t *testing.T) {
 func TestCloseIsBoundedOnADeadNetwork(t *testing.T) {
 	bubble(t, func(t *testing.T, server *memlock.Server) {
 		pool := server.Pool()
-		m := pglock.NewManager(pool)
+		m := pglock.NewManager(pool, pglock.WithoutVerification())
 		lock := acquire(t, m, "k")
 		go m.Acquire(bg, "other")
 		server.Intercept(stuck("lock", "unlock", "check"))
@@ -820,7 +820,7 @@ func TestAManagerClosedDuringAnAcquireStrandsNothing(t *testing.T) {
 				return nil
 			})
 			pool := server.Pool()
-			m := pglock.NewManager(pool)
+			m := pglock.NewManager(pool, pglock.WithoutVerification())
 			done := make(chan error, 1)
 			go func() {
 				lock, err := m.Acquire(bg, "k")

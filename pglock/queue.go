@@ -64,6 +64,7 @@ type waiter struct {
 	opts     ports.AcquireOptions
 	deadline time.Time // zero if there is none
 	try      bool      // does not wait for a rival
+	onto     *hold     // has the session to lock on; nil for one of its own
 	answer   chan answer
 
 	// guarded by Manager.mu:
@@ -77,8 +78,9 @@ type answer struct {
 	err  error
 }
 
-// take is Acquire and TryAcquire.
-func (m *Manager) take(ctx context.Context, key string, try bool, opts ports.AcquireOptions) (*hold, error) {
+// take is Acquire and TryAcquire, and, if onto is not nil, one more lock on the
+// session of that hold.
+func (m *Manager) take(ctx context.Context, key string, onto *hold, try bool, opts ports.AcquireOptions) (*hold, error) {
 	if ctx.Err() != nil {
 		return nil, ended(ctx)
 	}
@@ -87,6 +89,7 @@ func (m *Manager) take(ctx context.Context, key string, try bool, opts ports.Acq
 		key:    key,
 		opts:   opts,
 		try:    try || opts.Timeout == 0,
+		onto:   onto,
 		answer: make(chan answer, 1),
 	}
 	var expired <-chan time.Time
@@ -155,6 +158,11 @@ func (m *Manager) expire(q *queue, w *waiter, why error) (*hold, error) {
 		}
 	}
 	return m.leave(q, w, why)
+}
+
+// request is what to ask of a session for one lock.
+func (m *Manager) request(id int64, opts ports.AcquireOptions, wait time.Duration) ports.LockRequest {
+	return ports.LockRequest{ID: id, Mode: opts.Mode, Wait: wait, Fencing: opts.Fencing, HolderID: m.holderID, Liveness: m.window}
 }
 
 // explain turns a refusal into the error of the call: why, if not nil, is what
@@ -318,6 +326,10 @@ func (m *Manager) advance(q *queue) {
 	case !q.admits(w.opts.Mode):
 		// A hold of this manager is in the way; its end advances the queue.
 		q.block()
+	case w.onto != nil:
+		q.contender = &contender{m: m, q: q, wake: make(chan struct{}, 1)}
+		m.running++
+		go q.contender.extend(w)
 	case m.sessionLimit() < 0:
 		q.answerAll(answer{err: m.exhausted()})
 		m.advance(q)
@@ -405,13 +417,14 @@ type turn struct {
 
 // next decides what c does now. The first statement of a contender only tries,
 // so that whether the lock is contended is known after one round trip. If
-// there is nothing to do it unlinks c, and whatever comes later starts another
-// one.
-func (c *contender) next(first bool) turn {
+// there is nothing to do for c, which serves those who lock on the session of
+// onto, or on one of their own if that is nil, it unlinks c; who comes first
+// then starts another one.
+func (c *contender) next(first bool, onto *hold) turn {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
 	w := c.q.head()
-	if c.q.contender != c || w == nil || !c.q.admits(w.opts.Mode) {
+	if c.q.contender != c || w == nil || w.onto != onto || !c.q.admits(w.opts.Mode) {
 		if c.q.contender == c {
 			c.q.contender = nil
 			c.m.advance(c.q)
@@ -460,15 +473,18 @@ func (c *contender) run() {
 	first := true // the next statement is the first of this contender
 	stale := 0    // sessions in a row that were dead when they came
 	for {
-		t := c.next(first)
+		t := c.next(first, nil)
 		if t.w == nil {
 			c.stop(s)
 			return
 		}
 		fresh := s == nil
 		if fresh {
-			var err error
-			if s, err = c.open(t.w.ctx); err != nil {
+			err := c.m.ensureVerified(t.w.ctx)
+			if err == nil {
+				s, err = c.open(t.w.ctx)
+			}
+			if err != nil {
 				c.fail(err)
 				continue
 			}
@@ -477,7 +493,7 @@ func (c *contender) run() {
 			}
 		}
 		sent := time.Now()
-		req := ports.LockRequest{ID: c.q.id, Mode: t.w.opts.Mode, Wait: t.wait}
+		req := c.m.request(c.q.id, t.w.opts, t.wait)
 		grant, err := c.m.lock(t.w.ctx, s, req)
 		switch {
 		case err != nil && errors.Is(err, ports.ErrSessionEnded) && (!fresh || stale < maxStale):
@@ -590,23 +606,31 @@ func (c *contender) deliver(s ports.Session, req ports.LockRequest, g ports.Gran
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := q.head()
-	if q.contender != c || w == nil || w.opts.Mode != req.Mode {
+	if q.contender != c || w == nil || w.onto != nil || w.opts.Mode != req.Mode || w.opts.Fencing && !req.Fencing {
 		return nil
 	}
-	h := newHold(m, q, s, ports.LockInfo{
+	h := newHold(m, s, w.opts.HoldAtLeast, sent)
+	m.pinned[s] = true
+	c.give(w, h, g)
+	return h
+}
+
+// give makes the lock that was granted part of h, and answers w, the first in
+// the queue. The caller holds Manager.mu.
+func (c *contender) give(w *waiter, h *hold, g ports.Grant) {
+	h.add(c.q, ports.LockInfo{
 		Key:        w.key,
-		ID:         q.id,
-		Mode:       req.Mode,
-		HolderID:   m.holderID,
+		ID:         c.q.id,
+		Mode:       w.opts.Mode,
+		HolderID:   c.m.holderID,
 		AcquiredAt: time.Now(),
 		PID:        g.PID,
 		Database:   g.Database,
-	}, w.opts.HoldAtLeast, sent)
-	m.pinned[s] = true
-	q.contender = nil
-	q.answerOne(w, answer{hold: h})
-	m.advance(q)
-	return h
+		Token:      g.Token,
+	})
+	c.q.contender = nil
+	c.q.answerOne(w, answer{hold: h})
+	c.m.advance(c.q)
 }
 
 // sleep waits for about d, unless c is stirred.

@@ -2,7 +2,7 @@ package ports
 
 import (
 	"errors"
-	"strconv"
+	"fmt"
 )
 
 // The sentinels. Errors that a lock returns wrap one of them, or an error of
@@ -33,7 +33,7 @@ var (
 // LockError is the one type of error that lock operations return. It adds the
 // operation and the key to the error that it wraps.
 type LockError struct {
-	// Op is "acquire", "try", "release" or "run".
+	// Op is "acquire", "try", "release", "run", "inspect" or "evict".
 	Op string
 	// Key is the caller's key.
 	Key string
@@ -41,18 +41,10 @@ type LockError struct {
 	Err error
 }
 
-// maxQuotedKey is how many bytes of a key an error message shows. Keys may be
-// a megabyte long; log lines should not be.
-const maxQuotedKey = 128
-
-// Error names the operation, the key (quoted, cut after 128 bytes) and the
-// reason.
+// Error names the operation, the key (quoted, and cut after 128 characters: keys
+// may be a megabyte long, log lines should not be) and the reason.
 func (e *LockError) Error() string {
-	key := e.Key
-	if len(key) > maxQuotedKey {
-		key = key[:maxQuotedKey] + "…"
-	}
-	return e.Op + " " + strconv.Quote(key) + ": " + e.Err.Error()
+	return fmt.Sprintf("%s %.128q: %v", e.Op, e.Key, e.Err)
 }
 
 // Unwrap returns the reason.

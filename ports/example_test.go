@@ -375,7 +375,7 @@ func ExampleLockError() {
 func ExampleSessionPool() {
 	ctx := context.Background()
 	pool := &counting{SessionPool: memlock.NewServer().Pool()}
-	locks := pglock.NewManager(pool)
+	locks := pglock.NewManager(pool, pglock.WithoutVerification())
 	defer locks.Close(ctx)
 
 	lock, err := locks.Acquire(ctx, "invoices")
@@ -421,7 +421,7 @@ func ExampleSession() {
 		return
 	}
 	fmt.Println("granted to server process", grant.PID, "in", grant.Database)
-	if err := session.Check(ctx, true); err != nil {
+	if _, err := session.Check(ctx, true); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -479,7 +479,7 @@ func ExampleSessionLender() {
 		return
 	}
 	err = lender.LendSession(ctx, func(session ports.Session) (trusted bool) {
-		err := session.Check(ctx, true)
+		_, err := session.Check(ctx, true)
 		fmt.Println("on the lock's own session:", err)
 		return err == nil
 	})

@@ -17,6 +17,8 @@ type AcquireOptions struct {
 	Mode Mode
 	// Polling is the mean pause between two tries; 0 to wait at the server.
 	Polling time.Duration
+	// Fencing asks for a token.
+	Fencing bool
 	// HoldAtLeast is how long the lock stays held, whenever it is released.
 	HoldAtLeast time.Duration
 }
@@ -51,6 +53,20 @@ func WithTimeout(d time.Duration) AcquireOption {
 // other; release it and acquire again.
 func WithShared() AcquireOption {
 	return func(o *AcquireOptions) { o.Mode = Shared }
+}
+
+// WithFencing asks for a fencing token, LockInfo.Token: a number greater than
+// that of every hold before it, over crashes, restarts and failovers. The
+// acquire waits until the server has made it durable, which takes a flush of
+// its log.
+//
+// A resource that refuses every token below the greatest it has seen is safe
+// from a holder that was overtaken without knowing. A token cannot outlive the
+// server's history: after a restore from a backup, or a failover to a standby
+// that had not received the last transactions, transaction numbers repeat, and
+// the token grows only because the timeline in its top bits does.
+func WithFencing() AcquireOption {
+	return func(o *AcquireOptions) { o.Fencing = true }
 }
 
 // WithPolling makes Acquire try, and sleep between the tries for a random time

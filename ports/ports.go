@@ -35,6 +35,9 @@ func (m Mode) String() string {
 	return "exclusive"
 }
 
+// MarshalText makes a Mode appear by its name in JSON.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
 // Token is a fencing token: a number that is greater for every later hold, so
 // that a resource which remembers the greatest token it has seen can refuse a
 // holder that was overtaken. It is 0 where none was asked for.

@@ -51,11 +51,13 @@ type Session interface {
 	// last one the session must hold no advisory lock at all, whoever took it.
 	Unlock(ctx context.Context, id int64, mode Mode) (held bool, err error)
 
-	// Check asks the server whether the session lives; if full it also looks
-	// whether every lock granted on it is still there. It returns an error
-	// that wraps ErrSessionEnded if the session is over or a lock is gone.
-	// Another error means only that this look gave no answer.
-	Check(ctx context.Context, full bool) error
+	// Check asks the server whether the session lives, and returns the server
+	// process that answers; if full it also looks whether every lock granted
+	// on it is still there. It returns an error that wraps ErrSessionEnded if
+	// the session is over or a lock is gone, and one that wraps
+	// ErrUnsafeConnection if another process answers than before. Another
+	// error means only that this look gave no answer.
+	Check(ctx context.Context, full bool) (pid int, err error)
 
 	// Recycle hands the session back to its pool and returns true. Unless it
 	// is known to hold nothing and to have every setting as it was found, it
@@ -77,6 +79,17 @@ type LockRequest struct {
 	Mode Mode
 	// Wait is the most time to wait at the server; 0 to only try.
 	Wait time.Duration
+	// Fencing asks for a token that is greater than that of every earlier
+	// grant on the same cluster, and is durable before Lock returns.
+	Fencing bool
+	// HolderID is a name by which an operator of the server can tell who holds
+	// the lock. It may be any string.
+	HolderID string
+	// Liveness, if positive, asks the server to end a session that holds a
+	// lock, and whose client it no longer hears, not sooner than that and not
+	// much later; and not to end it for being idle. The adapter must put
+	// everything back that it sets for this, before the session is recycled.
+	Liveness time.Duration
 }
 
 // Grant is the server's answer to a LockRequest.
@@ -87,9 +100,46 @@ type Grant struct {
 	PID int
 	// Database is the name of the database that the session is connected to.
 	Database string
+	// Token is the fencing token; 0 if none was asked for.
+	Token Token
 	// Interrupted says that something other than LockRequest.Wait ended the
 	// wait, such as a statement_timeout or a cancel by an operator.
 	Interrupted bool
+}
+
+// Inspector is an optional interface of a SessionPool whose server tells who
+// holds a lock and who waits for it.
+type Inspector interface {
+	// Inspect returns the sessions that hold the lock or wait for it, those of
+	// others too, holders first.
+	Inspect(ctx context.Context, id int64) ([]SessionInfo, error)
+	// Evict ends the session of a server process if it holds the lock, and
+	// reports whether it did. Where the server does not permit it, the error
+	// must say so.
+	Evict(ctx context.Context, id int64, pid int) (bool, error)
+}
+
+// SessionInfo is what a server tells of one session that has to do with a lock.
+type SessionInfo struct {
+	// PID is the server process.
+	PID int `json:"pid"`
+	// Granted is true for a holder and false for one who waits.
+	Granted bool `json:"granted"`
+	// Mode is how the session holds the lock, or wants it.
+	Mode Mode `json:"mode"`
+	// HolderID is the name that its manager has given; empty for sessions that
+	// are not of this library.
+	HolderID string `json:"holder_id,omitempty"`
+	// Since is since when it has the lock or waits, on the server's clock;
+	// zero if the server does not know.
+	Since time.Time `json:"since,omitzero"`
+	// Database, User, Application, Client and State are what
+	// pg_stat_activity says; empty where the role may not see it.
+	Database    string `json:"database,omitempty"`
+	User        string `json:"user,omitempty"`
+	Application string `json:"application,omitempty"`
+	Client      string `json:"client,omitempty"`
+	State       string `json:"state,omitempty"`
 }
 
 // Watcher is an optional interface of a Session that can notice its own end

@@ -23,6 +23,9 @@ const closeGrace = time.Second
 // be longer. A small deadlock_timeout makes waits short, but not that short.
 const shortWait = 50 * time.Millisecond
 
+// instead says what to do where session locks are unsafe.
+const instead = "use session pooling, a direct connection, or transaction locks (sqllock.AcquireTx)"
+
 var errRecovery = fmt.Errorf("%w: the server is in recovery (a hot standby), and its locks do not exclude holders on the primary; connect to the primary",
 	ports.ErrUnsafeConnection)
 
@@ -84,6 +87,50 @@ func (p *pool) Open(ctx context.Context) (ports.Session, error) {
 	return s, nil
 }
 
+// Inspect implements ports.Inspector.
+func (p *pool) Inspect(ctx context.Context, id int64) ([]ports.SessionInfo, error) {
+	statement, args := p.form.bind(inspect, id)
+	rows, err := p.db.QueryContext(ctx, statement, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var infos []ports.SessionInfo
+	for rows.Next() {
+		var i ports.SessionInfo
+		var shared bool
+		var waits sql.NullFloat64
+		if err := rows.Scan(&i.PID, &i.Granted, &shared, &i.Database, &i.User, &i.Application, &i.Client, &i.State, &waits); err != nil {
+			return nil, err
+		}
+		if shared {
+			i.Mode = ports.Shared
+		}
+		if waits.Valid {
+			i.Since = time.UnixMicro(int64(waits.Float64 * 1e6))
+		}
+		if holder, since, ok := holderOf(i.Application); ok && i.Granted {
+			i.HolderID, i.Since = holder, since
+		}
+		infos = append(infos, i)
+	}
+	return infos, rows.Err()
+}
+
+// Evict implements ports.Inspector.
+func (p *pool) Evict(ctx context.Context, id int64, pid int) (bool, error) {
+	statement, args := p.form.bind(evict, idArray([]int64{id}), int64(pid))
+	var ended bool
+	err := p.db.QueryRowContext(ctx, statement, args...).Scan(&ended)
+	if errors.Is(err, sql.ErrNoRows) {
+		return false, nil
+	}
+	if sqlState(err) == insufficientPrivilege {
+		return false, fmt.Errorf("this role may not end the session of process %d; use its own role, or one with pg_signal_backend: %w", pid, err)
+	}
+	return ended, err
+}
+
 // session implements ports.Session on a pinned *sql.Conn.
 type session struct {
 	pool       *pool
@@ -98,6 +145,9 @@ type session struct {
 
 	locks map[int64]ports.Mode // what Lock has granted and Unlock not given back
 	pid   int                  // the server process; 0 before its first answer
+	// before has the settings that Lock has changed, as a JSON object; empty
+	// if there are none.
+	before string
 	// doubt: a command failed while it could have taken a lock, or somebody
 	// else's statements ran. Such a session never goes back to the pool.
 	doubt bool
@@ -141,9 +191,13 @@ func (s *session) query(ctx context.Context, statement string, args []any, dest 
 	if err == nil {
 		return nil
 	}
-	if sessionEnded(err) {
+	switch {
+	case sessionEnded(err):
 		s.ended = true
 		return fmt.Errorf("%w: %w", ports.ErrSessionEnded, err)
+	case clashed(err):
+		s.unfit = true
+		return fmt.Errorf("%w: prepared statements clash (%w), as behind a pooler in transaction or statement mode; %s", ports.ErrUnsafeConnection, err, instead)
 	}
 	return err
 }
@@ -156,8 +210,8 @@ func (s *session) samePID(pid int) error {
 	}
 	if s.pid != pid {
 		s.doubt, s.unfit = true, true
-		return fmt.Errorf("%w: two statements on one connection were answered by two server processes (%d and %d), as behind a pooler in transaction mode; use session pooling, a direct connection, or transaction locks (AcquireTx)",
-			ports.ErrUnsafeConnection, s.pid, pid)
+		return fmt.Errorf("%w: two statements on one connection were answered by two server processes (%d and %d), as behind a pooler in transaction or statement mode; %s",
+			ports.ErrUnsafeConnection, s.pid, pid, instead)
 	}
 	return nil
 }
@@ -170,20 +224,22 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	}
 	defer end()
 
-	var statement string
-	var args []any
-	if r.Wait > 0 {
-		statement, args = s.pool.form.bind(exclusiveOr(r.Mode, waitExclusive, waitShared), r.ID, milliseconds(r.Wait))
-	} else {
-		statement, args = s.pool.form.bind(exclusiveOr(r.Mode, tryExclusive, tryShared), r.ID)
+	args := []any{r.ID, milliseconds(r.Wait)}
+	guarded := r.Liveness > 0 && s.before == ""
+	if guarded {
+		args = append(args, holderSettings(r))
 	}
+	statement, args := s.pool.form.bind(lockStatement(r.Mode, r.Wait > 0, r.Fencing, guarded), args...)
 	var pid int
 	var database string
 	var recovering, granted bool
+	var token int64
+	var before sql.NullString
+	var set sql.NullInt64
 	doubted := s.doubt
 	s.doubt = true // until the answer says what the session holds
 	sent := time.Now()
-	err = s.query(ctx, statement, args, &pid, &database, &recovering, &granted)
+	err = s.query(ctx, statement, args, &pid, &database, &recovering, &granted, &token, &before, &set)
 	if waitEnded(err) {
 		early := sqlState(err) != lockTimeout || time.Since(sent) < min(r.Wait/2, shortWait)
 		if err := s.clear(ctx, r); err != nil {
@@ -204,13 +260,14 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 		return ports.Grant{}, err
 	}
 	s.doubt = doubted
+	s.before += before.String
 	if recovering {
 		return ports.Grant{}, errRecovery
 	}
 	if granted {
 		s.locks[r.ID] = r.Mode
 	}
-	return ports.Grant{Granted: granted, PID: pid, Database: database}, nil
+	return ports.Grant{Granted: granted, PID: pid, Database: database, Token: ports.Token(token)}, nil
 }
 
 // clear makes sure that nothing is held of a request whose wait the server ended
@@ -233,37 +290,48 @@ func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, 
 	}
 	defer end()
 
-	template := exclusiveOr(mode, unlockExclusive, unlockShared)
+	template, args := exclusiveOr(mode, unlockExclusive, unlockShared), []any{id}
 	var held, rest bool
+	var restored int
 	dest := []any{&held}
-	if _, ours := s.locks[id]; len(s.locks) == 0 || ours && len(s.locks) == 1 {
+	_, ours := s.locks[id]
+	last := len(s.locks) == 0 || ours && len(s.locks) == 1
+	if last {
 		template += thenAll
 		dest = append(dest, &rest)
 	}
-	statement, args := s.pool.form.bind(template, id)
+	if last && s.before != "" {
+		template += thenRestore
+		args = append(args, s.before)
+		dest = append(dest, &restored)
+	}
+	statement, args := s.pool.form.bind(template, args...)
 	if err := s.query(ctx, statement, args, dest...); err != nil {
 		s.doubt = true
 		return false, err
 	}
 	delete(s.locks, id)
+	if last {
+		s.before = ""
+	}
 	return held, nil
 }
 
 // Check implements ports.Session.
-func (s *session) Check(ctx context.Context, full bool) error {
+func (s *session) Check(ctx context.Context, full bool) (int, error) {
 	ctx, end, err := s.begin(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer end()
-	if !full {
-		var pid int
-		if err := s.query(ctx, signOfLife, nil, &pid); err != nil {
-			return err
-		}
-		return s.wasMoved(pid)
+	if full {
+		return s.pid, s.verify(ctx, countHeld, s.query)
 	}
-	return s.verify(ctx, countHeld, s.query)
+	var pid int
+	if err := s.query(ctx, signOfLife, nil, &pid); err != nil {
+		return 0, err
+	}
+	return pid, s.wasMoved(pid)
 }
 
 // verify looks whether every lock of the session is there, by countHeld or
@@ -320,7 +388,7 @@ func (w *watchedSession) Watch(ctx context.Context) error {
 // Recycle implements ports.Session.
 func (s *session) Recycle(context.Context) bool {
 	<-s.idle
-	reusable := !s.over && !s.doubt && !s.ended && len(s.locks) == 0 && s.ctx.Err() == nil
+	reusable := !s.over && !s.doubt && !s.ended && len(s.locks) == 0 && s.before == "" && s.ctx.Err() == nil
 	if reusable {
 		s.over = true
 		s.cancel()
@@ -414,11 +482,22 @@ func (s *session) interrupt() {
 
 // SQLSTATEs: see "PostgreSQL Error Codes" in the manual of PostgreSQL.
 const (
-	lockTimeout         = "55P03" // lock_not_available, by lock_timeout
-	queryCanceled       = "57014" // by statement_timeout or pg_cancel_backend
-	deadlockDetected    = "40P01"
-	inFailedTransaction = "25P02"
+	lockTimeout           = "55P03" // lock_not_available, by lock_timeout
+	queryCanceled         = "57014" // by statement_timeout or pg_cancel_backend
+	deadlockDetected      = "40P01"
+	inFailedTransaction   = "25P02"
+	duplicateStatement    = "42P05"
+	unknownStatement      = "26000"
+	insufficientPrivilege = "42501"
 )
+
+// clashed reports whether err says that a prepared statement is there that
+// should not be, or is not there that should: the connection shares a server
+// session with others.
+func clashed(err error) bool {
+	state := sqlState(err)
+	return state == duplicateStatement || state == unknownStatement
+}
 
 // waitEnded reports whether err is the server's end of a wait, which says
 // nothing about whether the lock was granted.

@@ -11,13 +11,6 @@ import (
 // All SQL of Holdfast stands in this file. Every statement is one round trip
 // and leaves no setting changed.
 
-// answerable starts each statement that takes a session lock: which server
-// process answers, in which database, and whether it is in recovery. A server in recovery grants
-// locks that exclude nobody on the primary, so the CASE that follows takes none
-// there. PostgreSQL evaluates a CASE lazily and in order, and does not fold
-// volatile functions.
-const answerable = `SELECT pg_backend_pid(), current_database(), pg_is_in_recovery(), CASE WHEN pg_is_in_recovery() THEN false `
-
 // limitWait sets lock_timeout for this statement alone: the third argument of
 // set_config makes it local to the transaction, which is the statement. It is
 // kept below half of deadlock_timeout, whatever that is on this server, so that
@@ -25,25 +18,87 @@ const answerable = `SELECT pg_backend_pid(), current_database(), pg_is_in_recove
 // limit at all.
 const limitWait = `set_config('lock_timeout', greatest(1, least($2::bigint, (extract(epoch FROM current_setting('deadlock_timeout')::interval) * 500)::bigint))::text, true)`
 
+// A statement that takes a session lock is built of three selects around each
+// other. PostgreSQL computes the row of an inner one before it looks at the
+// outer one, so their order is the order of events; OFFSET 0 keeps the planner
+// from merging them. A CASE is evaluated lazily and in order, and volatile
+// functions are not folded.
+//
+//  1. Which server process answers, in which database, and whether it is in
+//     recovery; and the lock. A server in recovery grants locks that exclude
+//     nobody on the primary, so none is taken there.
+//  2. If it was granted: the fencing token, and the settings as they are.
+//  3. The settings of a holder.
 const (
-	tryExclusive  = answerable + `ELSE pg_try_advisory_lock($1::bigint) END`
-	tryShared     = answerable + `ELSE pg_try_advisory_lock_shared($1::bigint) END`
-	waitExclusive = answerable + `WHEN ` + limitWait + ` IS NULL THEN false ELSE pg_advisory_lock($1::bigint) IS NOT NULL END`
-	waitShared    = answerable + `WHEN ` + limitWait + ` IS NULL THEN false ELSE pg_advisory_lock_shared($1::bigint) IS NOT NULL END`
+	lockFirst = `SELECT pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering, CASE WHEN pg_is_in_recovery() OR $2::bigint IS NULL THEN false `
 
+	lockTryExclusive  = lockFirst + `ELSE pg_try_advisory_lock($1::bigint) END AS granted OFFSET 0`
+	lockTryShared     = lockFirst + `ELSE pg_try_advisory_lock_shared($1::bigint) END AS granted OFFSET 0`
+	lockWaitExclusive = lockFirst + `WHEN ` + limitWait + ` IS NULL THEN false ELSE pg_advisory_lock($1::bigint) IS NOT NULL END AS granted OFFSET 0`
+	lockWaitShared    = lockFirst + `WHEN ` + limitWait + ` IS NULL THEN false ELSE pg_advisory_lock_shared($1::bigint) IS NOT NULL END AS granted OFFSET 0`
+
+	// The token: the timeline, which grows with each failover, in the top 16
+	// bits, and 48 bits of the transaction's number. The message makes the
+	// transaction one that is flushed to disk when it commits, so its number
+	// is not given out again after a crash.
+	lockToken = `CASE WHEN NOT granted OR pg_logical_emit_message(true, 'holdfast', '') IS NULL` +
+		` OR set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true) IS NULL THEN 0` +
+		` ELSE (('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint << 48) | (pg_current_xact_id()::text::bigint & 281474976710655) END`
+
+	// heldSettings are the settings in $3 that this server knows and that do
+	// something on this connection.
+	heldSettings = `FROM json_each_text($3::json) WHERE current_setting(key, true) IS NOT NULL` +
+		` AND (key NOT LIKE 'tcp%' OR inet_server_addr() IS NOT NULL)` +
+		` AND (key <> 'client_connection_check_interval' OR version() LIKE '%linux%')`
+	lockBefore = `CASE WHEN granted THEN (SELECT json_object_agg(key, current_setting(key))::text ` + heldSettings + `) END`
+	// An operator reads in application_name who holds the lock and since when.
+	lockSettings = `CASE WHEN before IS NOT NULL THEN (SELECT count(set_config(key, CASE key WHEN 'application_name' THEN '` + holderPrefix +
+		`' || to_char(clock_timestamp() AT TIME ZONE 'UTC', '` + holderTimeSQL + `') || ' ' || value ELSE value END, false)) ` + heldSettings + `) END`
+)
+
+// A holder's application_name is holderPrefix, the time of the grant and the
+// holder ID: holderTimeSQL and holderTime are its format in the server's
+// notation and in Go's.
+const (
+	holderPrefix  = `holdfast `
+	holderTimeSQL = `YYYY-MM-DD"T"HH24:MI:SS"Z"`
+	holderTime    = `2006-01-02T15:04:05Z`
+)
+
+// lockStatement builds the statement of one request. Its arguments are the ID,
+// the wait in milliseconds, and, if guarded, the settings as a JSON object.
+func lockStatement(mode ports.Mode, waits, fenced, guarded bool) string {
+	first := exclusiveOr(mode, lockTryExclusive, lockTryShared)
+	if waits {
+		first = exclusiveOr(mode, lockWaitExclusive, lockWaitShared)
+	}
+	token, before, settings := `0::bigint`, `NULL::text`, `NULL::bigint`
+	if fenced {
+		token = lockToken
+	}
+	if guarded {
+		before, settings = lockBefore, lockSettings
+	}
+	return `SELECT pid, database, recovering, granted, token, before, ` + settings +
+		` FROM (SELECT pid, database, recovering, granted, ` + token + ` AS token, ` + before + ` AS before FROM (` + first + `) AS a OFFSET 0) AS b`
+}
+
+const (
 	unlockExclusive = `SELECT pg_advisory_unlock($1::bigint)`
 	unlockShared    = `SELECT pg_advisory_unlock_shared($1::bigint)`
 	// thenAll, behind an unlock, takes whatever else the session holds: counts
 	// that were stacked, locks of the caller's own SQL.
-	thenAll   = `, pg_advisory_unlock_all()::text IS NULL`
-	unlockAll = `SELECT pg_advisory_unlock_all()::text IS NULL`
+	thenAll = `, pg_advisory_unlock_all()::text IS NULL`
+	// thenRestore, behind that, puts the settings in $2 back.
+	thenRestore = `, (SELECT count(set_config(key, value, false)) FROM json_each_text($2::json))`
+	unlockAll   = `SELECT pg_advisory_unlock_all()::text IS NULL`
 
 	// ownLocks are the advisory locks of this session in the bigint space of
 	// this database. pg_locks shows the halves of the number as unsigned OIDs;
 	// shifting the high one left wraps to the signed number.
-	ownLocks = ` FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted AND objsubid = 1` +
-		` AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
-	ownID = `((classid::bigint << 32) | objid::bigint)`
+	ownLocks   = ` FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted AND objsubid = 1` + inDatabase
+	inDatabase = ` AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+	ownID      = `((classid::bigint << 32) | objid::bigint)`
 
 	// The clear statements give one lock back if the session has it, and
 	// log no warning if it does not.
@@ -65,8 +120,14 @@ const (
 	endSession = `SELECT pg_terminate_backend(pg_backend_pid())`
 	// evict ends the session of process $2 if it still holds one of the IDs in
 	// $1: process IDs are used again.
-	evict    = `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND pid = $2::bigint AND ` + ownID + ` = ANY ($1::text::bigint[]) LIMIT 1`
+	evict    = `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1` + inDatabase + ` AND pid = $2::bigint AND ` + ownID + ` = ANY ($1::text::bigint[]) LIMIT 1`
 	rollback = `ROLLBACK`
+
+	// inspect tells who holds the ID $1 in this database, and who waits.
+	inspect = `SELECT pid, granted, mode = 'ShareLock', current_database()::text, coalesce(usename::text, ''), coalesce(application_name, ''),` +
+		` coalesce(host(client_addr), ''), coalesce(state, ''), CASE WHEN NOT granted THEN extract(epoch FROM query_start)::float8 END` +
+		` FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)` +
+		` WHERE locktype = 'advisory' AND objsubid = 1` + inDatabase + ` AND ` + ownID + ` = $1::bigint ORDER BY granted DESC, query_start`
 
 	// The answer to a try in a transaction travels as a number of rows: 2 in
 	// recovery, 1 if it is granted, 0 if not. So it needs no result set, and
@@ -104,7 +165,8 @@ const (
 	asArguments form = true  // as arguments: one round trip where the driver caches prepared statements
 )
 
-// bind gives statement its arguments: $1, $2, in order.
+// bind gives statement its arguments: $1, $2, in order. Only the last one may be
+// a string with a dollar sign in it.
 func (f form) bind(statement string, args ...any) (string, []any) {
 	if f == asArguments {
 		return statement, args
@@ -115,8 +177,10 @@ func (f form) bind(statement string, args ...any) (string, []any) {
 		case int64:
 			// Quoted, because the smallest int64 has no unquoted literal.
 			literal = "'" + strconv.FormatInt(v, 10) + "'"
-		case string: // digits, signs, commas and braces; see idArray
-			literal = "'" + v + "'"
+		case string:
+			// In this form a backslash means one whatever the server's
+			// standard_conforming_strings says.
+			literal = "E'" + strings.NewReplacer("'", "''", "\\", "\\\\").Replace(v) + "'"
 		}
 		statement = strings.ReplaceAll(statement, "$"+strconv.Itoa(i+1), literal)
 	}

@@ -360,6 +360,25 @@ var managerLaws = []law[Manager]{
 			h.freed(t, "k")
 		}
 	}},
+	{"fencing tokens", "With WithFencing each hold's token is greater than that of every hold before it; without, there is none.", func(t *testing.T, h Manager) {
+		var last ports.Token
+		for range 5 {
+			m := h.New()
+			for _, opts := range [][]ports.AcquireOption{{ports.WithFencing()}, {ports.WithFencing(), ports.WithShared()}} {
+				lock := acquire(t, m, "k", opts...)
+				if lock.Info().Token <= last {
+					t.Fatalf("token %d after %d", lock.Info().Token, last)
+				}
+				last = lock.Info().Token
+				release(t, lock)
+			}
+			lock := acquire(t, m, "k")
+			if lock.Info().Token != 0 {
+				t.Fatalf("token %d, and none was asked for", lock.Info().Token)
+			}
+			release(t, lock)
+		}
+	}},
 	{"holding for a while", "A hold with WithHoldAtLeast outlasts its releases, counts as held, and is not among what ReleaseAll has released.", func(t *testing.T, h Manager) {
 		a, b := h.New(), h.New()
 		lock := acquire(t, a, "k", ports.WithHoldAtLeast(10*soon))

@@ -150,7 +150,7 @@ var poolLaws = []law[Pool]{
 					t.Fatalf("%d is not granted", id)
 				}
 				p.heldBy(t, id, ports.Exclusive, g.PID)
-				must(t, s.Check(bg, true))
+				p.check(t, s)
 				p.unlock(t, s, id, ports.Exclusive)
 				p.heldBy(t, id, ports.Exclusive)
 			}
@@ -166,12 +166,12 @@ var poolLaws = []law[Pool]{
 		if g := p.lock(t, s, testID+3, ports.Exclusive, soon); g.Granted {
 			t.Fatal("two sessions hold one lock")
 		}
-		must(t, s.Check(bg, true))
+		p.check(t, s)
 		p.unlock(t, s, testID+2, ports.Exclusive)
 		p.heldBy(t, testID, ports.Exclusive, g.PID)
 		p.heldBy(t, testID+1, ports.Shared, g.PID)
 		p.heldBy(t, testID+2, ports.Exclusive)
-		must(t, s.Check(bg, true))
+		p.check(t, s)
 		p.unlock(t, s, testID+1, ports.Shared)
 		p.unlock(t, s, testID, ports.Exclusive)
 		p.unlock(t, rival, testID+3, ports.Exclusive)
@@ -206,7 +206,8 @@ var poolLaws = []law[Pool]{
 		wraps(t, err, ports.ErrSessionEnded)
 		_, err = s.Unlock(bg, testID, ports.Exclusive)
 		wraps(t, err, ports.ErrSessionEnded)
-		wraps(t, s.Check(bg, false), ports.ErrSessionEnded)
+		_, err = s.Check(bg, false)
+		wraps(t, err, ports.ErrSessionEnded)
 		s.Destroy()
 		s.Recycle(bg)
 		p.unused(t)
@@ -232,8 +233,8 @@ var poolLaws = []law[Pool]{
 	}},
 	{"an end is told", "After the server has ended a session, its commands say so, and its lock is free.", func(t *testing.T, p Pool) {
 		for _, command := range []func(ports.Session) error{
-			func(s ports.Session) error { return s.Check(bg, false) },
-			func(s ports.Session) error { return s.Check(bg, true) },
+			func(s ports.Session) error { _, err := s.Check(bg, false); return err },
+			func(s ports.Session) error { _, err := s.Check(bg, true); return err },
 			func(s ports.Session) error { _, err := s.Unlock(bg, testID, ports.Exclusive); return err },
 			func(s ports.Session) error { _, err := s.Lock(bg, ports.LockRequest{ID: testID + 1}); return err },
 		} {
@@ -269,13 +270,33 @@ var poolLaws = []law[Pool]{
 				ctx, cancel := context.WithCancel(bg)
 				time.AfterFunc(time.Millisecond, cancel)
 				must(t, w.Watch(ctx))
-				must(t, s.Check(bg, true))
+				p.check(t, s)
 			}
 		}
 		p.heldBy(t, testID, ports.Exclusive, g.PID)
 		p.unlock(t, s, testID, ports.Exclusive)
 		s.Recycle(bg)
 		p.unused(t)
+	}},
+	{"tokens grow", "A grant that asks for a fencing token gets one that is greater than every one before it, of any lock, session or pool; one that does not ask gets none.", func(t *testing.T, p Pool) {
+		var last ports.Token
+		for i := range 10 {
+			s := p.open(t)
+			for _, wait := range []time.Duration{0, soon} {
+				g, err := s.Lock(bg, ports.LockRequest{ID: testID + int64(i%3), Mode: ports.Mode(i % 2), Wait: wait, Fencing: true})
+				must(t, err)
+				if !g.Granted || g.Token <= last {
+					t.Fatalf("%+v after token %d", g, last)
+				}
+				last = g.Token
+				p.unlock(t, s, testID+int64(i%3), ports.Mode(i%2))
+			}
+			if g := p.lock(t, s, testID, ports.Exclusive, 0); g.Token != 0 {
+				t.Fatalf("%+v", g)
+			}
+			p.unlock(t, s, testID, ports.Exclusive)
+			s.Recycle(bg)
+		}
 	}},
 	{"usage counts", "Usage counts the sessions in use.", func(t *testing.T, p Pool) {
 		before, _ := p.Pool.Usage()
@@ -336,6 +357,14 @@ func (p Pool) lock(t *testing.T, s ports.Session, id int64, mode ports.Mode, wai
 	g, err := s.Lock(bg, ports.LockRequest{ID: id, Mode: mode, Wait: wait})
 	must(t, err)
 	return g
+}
+
+// check makes a full check and expects a server process.
+func (p Pool) check(t *testing.T, s ports.Session) {
+	t.Helper()
+	if pid, err := s.Check(bg, true); err != nil || pid == 0 {
+		t.Fatalf("process %d: %v", pid, err)
+	}
 }
 
 // unlock gives a lock back and expects that it was held.
