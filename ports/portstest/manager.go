@@ -291,10 +291,10 @@ var managerLaws = []law[Manager]{
 				mu.Unlock()
 				lock.Release(bg)
 			})
-			time.Sleep(soon / 2) // so that they come in this order
+			time.Sleep(2 * soon) // so that they come in this order
 		}
 		leave()
-		time.Sleep(soon / 2)
+		time.Sleep(2 * soon)
 		release(t, lock)
 		wg.Wait()
 		if !slices.Equal(order, []int{1, 2, 4, 5}) {
@@ -381,7 +381,7 @@ var managerLaws = []law[Manager]{
 	}},
 	{"holding for a while", "A hold with WithHoldAtLeast outlasts its releases, counts as held, and is not among what ReleaseAll has released.", func(t *testing.T, h Manager) {
 		a, b := h.New(), h.New()
-		lock := acquire(t, a, "k", ports.WithHoldAtLeast(10*soon))
+		lock := acquire(t, a, "k", ports.WithHoldAtLeast(aWhile))
 		brief := acquire(t, a, "brief")
 		release(t, lock)
 		must(t, a.Release(bg, "k"))
@@ -392,7 +392,7 @@ var managerLaws = []law[Manager]{
 		}
 		refused(t, b, "k")
 		receive(t, "the end of the hold", lock.Done())
-		if held := time.Since(lock.Info().AcquiredAt); held < 10*soon {
+		if held := time.Since(lock.Info().AcquiredAt); held < aWhile {
 			t.Fatalf("held for %v", held)
 		}
 		release(t, acquire(t, b, "k"))

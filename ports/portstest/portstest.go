@@ -19,10 +19,12 @@ import (
 )
 
 // patience is how long a law waits for what must happen sooner or later; soon
-// is a wait that is meant to run out.
+// is a wait that is meant to run out; aWhile is longer than a few calls take on
+// a busy machine.
 const (
 	patience = 20 * time.Second
 	soon     = 60 * time.Millisecond
+	aWhile   = 2 * time.Second
 )
 
 // law is one row of a suite: a name, the sentence that it proves, and the proof.
