@@ -62,8 +62,9 @@ type Manager struct {
 	stats   Stats
 	// verified: a proof has shown that this setup excludes. proof is the one
 	// that is under way.
-	verified bool
-	proof    *proof
+	verified   bool
+	proof      *proof
+	proofAfter time.Time // when to try again to make it
 }
 
 var _ ports.LockManager = (*Manager)(nil)

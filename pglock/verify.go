@@ -19,6 +19,10 @@ const (
 	// sparePatience is how long the proof waits for its second session in a
 	// pool that does not tell its size.
 	sparePatience = 200 * time.Millisecond
+
+	// proofPause is how long a manager leaves it, after it has waited for a
+	// second session in vain.
+	proofPause = time.Minute
 )
 
 // errDeferred says that there was no room for a proof.
@@ -55,7 +59,7 @@ func (m *Manager) Verify(ctx context.Context) error {
 // setup may have been mended.
 func (m *Manager) ensureVerified(ctx context.Context) error {
 	m.mu.Lock()
-	if m.verified || m.unverified || m.closed {
+	if m.verified || m.unverified || m.closed || time.Now().Before(m.proofAfter) {
 		m.mu.Unlock()
 		return nil
 	}
@@ -129,6 +133,9 @@ func (m *Manager) openForProof(ctx context.Context, second bool) (ports.Session,
 	defer cancel()
 	s, err := m.pool.Open(ctx)
 	if err != nil && ctx.Err() != nil && second {
+		m.mu.Lock()
+		m.proofAfter = time.Now().Add(proofPause)
+		m.mu.Unlock()
 		return nil, errDeferred
 	}
 	if err != nil {
