@@ -3,8 +3,8 @@ module github.com/holdfast-go/holdfast
 go 1.25.0
 
 require (
-	github.com/jackc/pgx/v5 v5.13.0
-	github.com/lib/pq v1.12.3
+	github.com/jackc/pgx/v5 v5.12.0
+	github.com/lib/pq v1.11.2
 )
 
 require (

@@ -8,8 +8,8 @@ require (
 	github.com/XSAM/otelsql v0.44.0
 	github.com/fergusstrange/embedded-postgres v1.34.0
 	github.com/holdfast-go/holdfast v0.0.0-00010101000000-000000000000
-	github.com/jackc/pgx/v5 v5.13.0
-	github.com/lib/pq v1.12.3
+	github.com/jackc/pgx/v5 v5.12.0
+	github.com/lib/pq v1.11.2
 	github.com/ory/dockertest/v3 v3.12.0
 	go.uber.org/goleak v1.3.0
 )

@@ -41,6 +41,7 @@ func raceGrants(t *testing.T, w world, n int, how func(i int) (opts []ports.Acqu
 	m := w.manager(t, w.db(t, 8))
 	rival := w.raw(t)
 	id := pglock.SHA256Key("k")
+	must(t, acquire(t, m, "warm").Release(bg)) // so that the first calls live long enough
 	granted, ended := 0, 0
 	for i := range n {
 		if _, err := rival.Exec(bg, `SELECT pg_advisory_lock($1)`, id); err != nil {
