@@ -26,7 +26,7 @@ lint: ## check formatting; vet and staticcheck every module
 	cd integration && go vet ./... && go run $(STATICCHECK) ./...
 
 test: unit ## run every test
-	$(SERVERTEST) ./...
+	$(SERVERTEST) -p 1 ./...
 
 unit: ## run the tests that need no server
 	$(GOTEST) ./...
@@ -36,6 +36,9 @@ demo: ## watch workers hand one lock over, on a server that the demo starts
 
 bench: ## measure how long a handover takes
 	cd integration && go test -timeout 10m -run '^$$' -bench Handover .
+
+chaos: ## break things for a long time, and write the figures to docs/chaos.md
+	cd integration && CHAOS_REPORT=../docs/chaos.md && export CHAOS_REPORT && go test -count=1 -timeout 90m -run '^TestChaos$$' -v ./chaos
 
 test-docker: ## test the laws on a container; HOLDFAST_IMAGE names its image
 	export HOLDFAST_PROVIDER=docker && $(SERVERTEST) -run 'Laws|Container' . ./postgres

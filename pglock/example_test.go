@@ -456,3 +456,168 @@ func ExampleMigrationKey() {
 	// Output:
 	// cutover:tenant-42
 }
+
+// Verify at the start of a program finds a pooler in transaction mode, or a
+// standby, before the first job does.
+func ExampleManager_Verify() {
+	ctx := context.Background()
+	locks := pglock.NewManager(memlock.NewServer().Pool()) // in production pgxlock.New(db)
+	defer locks.Close(ctx)
+
+	switch err := locks.Verify(ctx); {
+	case errors.Is(err, ports.ErrUnsafeConnection):
+		fmt.Println("do not start:", err)
+	case errors.Is(err, ports.ErrPoolExhausted):
+		fmt.Println("the pool is too small for the proof:", err)
+	case err != nil:
+		fmt.Println("the database has a problem:", err)
+	default:
+		fmt.Println("two connections exclude each other")
+	}
+	// Output:
+	// two connections exclude each other
+}
+
+func ExampleWithoutVerification() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := pglock.NewManager(server.Pool(), pglock.WithoutVerification())
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Release(ctx)
+	fmt.Println("statements:", server.Commands("lock")+server.Commands("check"))
+	// Output:
+	// statements: 1
+}
+
+// A transfer locks both accounts. Another one in the opposite direction cannot
+// deadlock with it.
+func ExampleManager_AcquireAll() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"account-2", "account-1"}, ports.WithTimeout(10*time.Second))
+	if err != nil {
+		fmt.Println(err) // which names the key; none is held
+		return
+	}
+	fmt.Println(locks.IsHeld("account-1"), locks.IsHeld("account-2"))
+	fmt.Println(set.Release(ctx))
+	fmt.Println(locks.HeldCount())
+	// Output:
+	// true true
+	// <nil>
+	// 0
+}
+
+// A set is a lock: it is lost and released as a whole, and goes wherever a
+// ports.Lock goes.
+func ExampleLockSet() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"users", "orders"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	held, cancel := pglock.Context(ctx, set)
+	defer cancel()
+	server.Kill(set.Info().PID) // as an operator or a failover does
+	<-held.Done()
+	fmt.Println("lost:", errors.Is(context.Cause(held), ports.ErrLost))
+	fmt.Println("still held:", locks.HeldCount())
+	// Output:
+	// lost: true
+	// still held: 0
+}
+
+func ExampleLockSet_Infos() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"users", "orders", "users"}, ports.WithFencing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer set.Release(ctx)
+	for _, info := range set.Infos() {
+		fmt.Println(info.Key, "has token", info.Token)
+	}
+	// Output:
+	// orders has token 1
+	// users has token 2
+}
+
+// Who holds it, and who waits?
+func ExampleManager_Inspect() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	worker, operator := memlock.New(server, pglock.WithHolderID("worker-1")), memlock.New(server)
+	defer worker.Close(ctx)
+	defer operator.Close(ctx)
+	if _, err := worker.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	in, err := operator.Inspect(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err) // ports.ErrUnsupported if the adapter cannot tell
+		return
+	}
+	for _, session := range in.Holders {
+		fmt.Println(session.HolderID, "holds it on server process", session.PID)
+	}
+	fmt.Println(len(in.Waiters), "wait")
+	// Output:
+	// worker-1 holds it on server process 1
+	// 0 wait
+}
+
+// An inspection prints itself for people, and is JSON for code.
+func ExampleInspection() {
+	in := pglock.Inspection{
+		Key: "invoices", ID: pglock.SHA256Key("invoices"),
+		Holders: []ports.SessionInfo{{PID: 4711, Granted: true, HolderID: "worker-1", Since: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), State: "idle"}},
+		Waiters: []ports.SessionInfo{{PID: 4712, Mode: ports.Shared, Application: "psql"}},
+	}
+	fmt.Print(in)
+	// Output:
+	// "invoices" (lock ID 5268556066836248654): 1 holders, 1 waiters
+	//   process 4711 holds it, exclusive, since 2026-03-01T12:00:00Z, holder "worker-1", state "idle"
+	//   process 4712 waits for it, shared, application "psql"
+}
+
+// Evict is for a holder that hangs. It is told of a loss, and whoever waits is
+// next.
+func ExampleManager_Evict() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	stuck, operator := memlock.New(server), memlock.New(server)
+	defer stuck.Close(ctx)
+	defer operator.Close(ctx)
+	lock, err := stuck.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	ended, err := operator.Evict(ctx, "invoices")
+	fmt.Println("sessions ended:", ended, err)
+	<-lock.Done()
+	fmt.Println("told:", errors.Is(lock.Err(), ports.ErrLost))
+	// Output:
+	// sessions ended: 1 <nil>
+	// told: true
+}

@@ -137,9 +137,10 @@ func (h *hold) Release(ctx context.Context) error {
 // postpone has the hold end by itself when its least time has passed, if that
 // has not, and reports whether it did so.
 func (h *hold) postpone() bool {
-	left := time.Until(h.info.AcquiredAt.Add(h.atLeast))
 	h.m.mu.Lock()
 	defer h.m.mu.Unlock()
+	last := h.parts[len(h.parts)-1].info
+	left := time.Until(last.AcquiredAt.Add(h.atLeast))
 	if left <= 0 || !h.live() || h.m.closed {
 		return false
 	}
@@ -151,14 +152,12 @@ func (h *hold) postpone() bool {
 
 // release ends the hold now.
 func (h *hold) release(ctx context.Context) error {
-	first := h.end(ports.ErrReleased)
+	h.end(ports.ErrReleased)
 	h.forget()
 	var err error
 	switch {
 	case h.m.within(ctx, h.finished):
-		if first || errors.Is(h.settled, ports.ErrLost) {
-			err = h.settled
-		}
+		err = h.settled
 	case ctx.Err() != nil:
 		err = fmt.Errorf("the server has not confirmed the unlock yet: %w", ended(ctx))
 	default:
@@ -244,19 +243,26 @@ func (h *hold) keep() {
 			h.lose(stop())
 		case l := <-h.loans:
 			watchdog.Stop()
+			lent := time.Now()
 			h.lend(l, stop(), watchdog)
+			if time.Since(lent) >= beatEvery {
+				beat.Reset(beatEvery) // many short loans must not put the checks off
+			}
 		case <-beat.C:
 			if err := stop(); err != nil {
 				h.lose(err)
 				continue
 			}
-			h.check(beats%fullCheckEvery == 0)
+			full := beats >= fullCheckEvery
+			if h.check(full) && full {
+				beats = 0 // without an answer, the next check is a full one again
+			}
 			beats++
+			beat.Reset(beatEvery)
 		}
 		if ok, left := h.remaining(lostAfter); ok {
 			watchdog.Reset(left)
 		}
-		beat.Reset(beatEvery)
 	}
 }
 
@@ -289,9 +295,9 @@ func (h *hold) watch() (over <-chan struct{}, stop func() error) {
 	}
 }
 
-// check asks the server for a sign of life. No answer is not a loss, that is
-// the watchdog's to say; a definite one is.
-func (h *hold) check(full bool) {
+// check asks the server for a sign of life, and reports whether it got one. No
+// answer is not a loss, that is the watchdog's to say; a definite one is.
+func (h *hold) check(full bool) (confirmed bool) {
 	sent := time.Now()
 	switch _, err := h.s.Check(context.Background(), full); {
 	case err == nil:
@@ -301,6 +307,7 @@ func (h *hold) check(full bool) {
 	default:
 		h.log(slog.LevelWarn, "lock check failed", err)
 	}
+	return h.confirmed.Equal(sent)
 }
 
 // LendSession implements ports.SessionLender.
@@ -344,8 +351,7 @@ func (h *hold) lend(l loan, watchErr error, watchdog *time.Timer) {
 		return
 	}
 	watchdog.Reset(h.m.releaseBound())
-	h.confirmed = time.Time{}
-	if h.check(true); h.confirmed.IsZero() {
+	if !h.check(true) {
 		h.lose(errDoubt)
 	}
 }
@@ -413,23 +419,29 @@ func (h *hold) unlock(watchErr error) error {
 	}
 }
 
-// lock is Session.Lock with a bound: a session that does not answer is ended,
-// which ends the command.
-func (m *Manager) lock(ctx context.Context, s ports.Session, r ports.LockRequest) (ports.Grant, error) {
-	bound := time.AfterFunc(r.Wait+m.releaseBound(), s.Destroy)
-	g, err := s.Lock(ctx, r)
-	if inTime := bound.Stop(); !inTime {
-		// That the session is over is our doing, and no reason to try again.
-		return ports.Grant{}, fmt.Errorf("the server did not answer within %v, and its session was ended (%v)", r.Wait+m.releaseBound(), err)
+// bounded runs one command of s, which may take the release bound beside a wait
+// that it asked the server for. A session that does not answer in that time is
+// ended, which ends the command; that it is over is our doing then, and no
+// reason to try again.
+func bounded[T any](m *Manager, s ports.Session, wait time.Duration, command func() (T, error)) (T, error) {
+	limit := wait + m.releaseBound()
+	timer := time.AfterFunc(limit, s.Destroy)
+	answer, err := command()
+	if inTime := timer.Stop(); !inTime {
+		var none T
+		return none, fmt.Errorf("the server did not answer within %v, and its session was ended (%v)", limit, err)
 	}
-	return g, err
+	return answer, err
 }
 
-// unlock is Session.Unlock with the same bound.
+// lock is Session.Lock with a bound.
+func (m *Manager) lock(ctx context.Context, s ports.Session, r ports.LockRequest) (ports.Grant, error) {
+	return bounded(m, s, r.Wait, func() (ports.Grant, error) { return s.Lock(ctx, r) })
+}
+
+// unlock is Session.Unlock with a bound.
 func (m *Manager) unlock(ctx context.Context, s ports.Session, id int64, mode ports.Mode) (bool, error) {
-	bound := time.AfterFunc(m.releaseBound(), s.Destroy)
-	defer bound.Stop()
-	return s.Unlock(ctx, id, mode)
+	return bounded(m, s, 0, func() (bool, error) { return s.Unlock(ctx, id, mode) })
 }
 
 // recycle gives a session that holds nothing back to the pool.

@@ -24,7 +24,7 @@ type Inspection struct {
 // connection of the pool, not the sessions of holds. It returns
 // ports.ErrUnsupported if the adapter cannot tell.
 func (m *Manager) Inspect(ctx context.Context, key string) (Inspection, error) {
-	in := Inspection{Key: key, ID: m.KeyID(key)}
+	in := Inspection{Key: key, ID: m.KeyID(key), Holders: []ports.SessionInfo{}, Waiters: []ports.SessionInfo{}}
 	inspector, ok := m.pool.(ports.Inspector)
 	if !ok {
 		return in, &ports.LockError{Op: "inspect", Key: key, Err: ports.ErrUnsupported}
@@ -48,13 +48,13 @@ func (in Inspection) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%.128q (lock ID %d): %d holders, %d waiters\n", in.Key, in.ID, len(in.Holders), len(in.Waiters))
 	for _, s := range append(in.Holders[:len(in.Holders):len(in.Holders)], in.Waiters...) {
-		verb := "waits"
+		verb := "waits for"
 		if s.Granted {
 			verb = "holds"
 		}
-		fmt.Fprintf(&b, "  process %d %s it %s", s.PID, verb, s.Mode)
+		fmt.Fprintf(&b, "  process %d %s it, %s", s.PID, verb, s.Mode)
 		if !s.Since.IsZero() {
-			fmt.Fprintf(&b, " since %s", s.Since.UTC().Format(time.RFC3339))
+			fmt.Fprintf(&b, ", since %s", s.Since.UTC().Format(time.RFC3339))
 		}
 		for _, f := range []struct{ name, value string }{
 			{"holder", s.HolderID}, {"application", s.Application}, {"user", s.User}, {"client", s.Client}, {"database", s.Database}, {"state", s.State},

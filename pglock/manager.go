@@ -62,9 +62,12 @@ type Manager struct {
 	stats   Stats
 	// verified: a proof has shown that this setup excludes. proof is the one
 	// that is under way.
-	verified   bool
-	proof      *proof
-	proofAfter time.Time // when to try again to make it
+	verified bool
+	proof    *proof
+	// cancelOpens ends the opening of sessions for proofs when the manager
+	// closes; it is the end of openCtx.
+	openCtx     context.Context
+	cancelOpens context.CancelFunc
 }
 
 var _ ports.LockManager = (*Manager)(nil)
@@ -111,6 +114,7 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 		pinned: make(map[ports.Session]bool),
 		idle:   make(chan struct{}),
 	}
+	m.openCtx, m.cancelOpens = context.WithCancel(context.Background())
 	for _, opt := range opts {
 		if opt != nil {
 			opt(&m.config)
@@ -270,6 +274,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	again := m.closed
 	m.closed = true
+	m.cancelOpens()
 	for _, q := range m.queues {
 		q.answerAll(answer{err: ports.ErrClosed})
 		m.advance(q)

@@ -104,9 +104,9 @@ func (m *Manager) take(ctx context.Context, key string, onto *hold, try bool, op
 	}
 	var impatient <-chan time.Time
 	if w.try && w.deadline.IsZero() {
-		timer := time.NewTimer(tryPatience)
-		defer timer.Stop()
-		impatient = timer.C
+		ticker := time.NewTicker(tryPatience)
+		defer ticker.Stop()
+		impatient = ticker.C
 	}
 
 	q, err := m.enqueue(w)
@@ -203,12 +203,34 @@ func (m *Manager) enqueue(w *waiter) (*queue, error) {
 		// until its slice ends. It finds out that it was let go.
 		q.contender = nil
 	}
-	w.place = q.waiters.PushBack(w)
+	if w.onto != nil {
+		m.pushAhead(q, w)
+	} else {
+		w.place = q.waiters.PushBack(w)
+	}
 	m.advance(q)
 	if c := q.contender; c != nil && w.opts.Polling == 0 {
 		c.stir()
 	}
 	return q, nil
+}
+
+// pushAhead puts w, which has a session, before all who have none, and takes the
+// queue from a contender that still waits for one: that session may be w's own.
+// Otherwise a set that holds the last session and one who waits for a session
+// would wait for each other. The caller holds m.mu.
+func (m *Manager) pushAhead(q *queue, w *waiter) {
+	w.place = q.waiters.PushBack(w)
+	for e := q.waiters.Front(); e != w.place; e = e.Next() {
+		if e.Value.(*waiter).onto == nil {
+			q.waiters.MoveBefore(w.place, e)
+			break
+		}
+	}
+	if c := q.contender; c != nil && c.starved {
+		c.letGo()
+		q.contender = nil
+	}
 }
 
 // leave takes w out of its queue. If an answer came first, that is the result:
@@ -356,8 +378,11 @@ func (m *Manager) admit(c *contender) {
 // next contender that waits for it. The caller holds Manager.mu.
 func (m *Manager) freeSession() {
 	m.sessions--
-	limit := m.sessionLimit()
-	for m.pending.Len() > 0 && (limit == 0 || m.sessions < limit) {
+	// Each is looked at once: the limit may change at any time.
+	for range m.pending.Len() {
+		if limit := m.sessionLimit(); limit != 0 && m.sessions >= limit {
+			return
+		}
 		m.admit(m.pending.Remove(m.pending.Front()).(*contender))
 	}
 }
@@ -404,6 +429,7 @@ func (c *contender) letGo() {
 	}
 	if c.pending != nil {
 		c.m.pending.Remove(c.pending)
+		c.pending = nil
 		c.q.contender = nil
 	}
 }
@@ -484,6 +510,10 @@ func (c *contender) run() {
 			if err == nil {
 				s, err = c.open(t.w.ctx)
 			}
+			if errors.Is(err, ports.ErrSessionEnded) && stale < maxStale {
+				stale++ // of the proof
+				continue
+			}
 			if err != nil {
 				c.fail(err)
 				continue
@@ -545,7 +575,7 @@ func (c *contender) open(ctx context.Context) (ports.Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.window)
 	defer cancel()
 	m.mu.Lock()
-	if c.q.waiters.Len() == 0 {
+	if w := c.q.head(); c.q.contender != c || w == nil || w.onto != nil {
 		m.mu.Unlock()
 		return nil, nil
 	}
@@ -571,12 +601,17 @@ func (c *contender) open(ctx context.Context) (ports.Session, error) {
 	}
 }
 
-// fail answers everybody in the queue with an error that concerns them all.
+// fail answers everybody in the queue with an error that concerns all who have
+// no session.
 func (c *contender) fail(err error) {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
 	if c.q.contender == c {
-		c.q.answerAll(answer{err: err})
+		for _, w := range c.q.all() {
+			if w.onto == nil {
+				c.q.answerOne(w, answer{err: err})
+			}
+		}
 	}
 }
 
@@ -618,6 +653,9 @@ func (c *contender) deliver(s ports.Session, req ports.LockRequest, g ports.Gran
 // give makes the lock that was granted part of h, and answers w, the first in
 // the queue. The caller holds Manager.mu.
 func (c *contender) give(w *waiter, h *hold, g ports.Grant) {
+	if !w.opts.Fencing {
+		g.Token = 0 // it was asked for by one who has left
+	}
 	h.add(c.q, ports.LockInfo{
 		Key:        w.key,
 		ID:         c.q.id,
@@ -654,7 +692,7 @@ func (c *contender) pause(s ports.Session, every time.Duration) {
 	c.sleep(every)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if c.q.contender == c && c.q.waiters.Len() > 0 {
+	if w := c.q.head(); c.q.contender == c && w != nil && w.onto == nil {
 		m.admit(c)
 	} else if c.q.contender == c {
 		c.q.contender = nil

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -42,9 +43,15 @@ func (m *Manager) AcquireAll(ctx context.Context, keys []string, opts ...ports.A
 	var h *hold
 	for _, key := range ordered {
 		if timeout > 0 {
-			o.Timeout = max(timeout-time.Since(start), 0)
+			o.Timeout = timeout - time.Since(start)
 		}
-		next, err := m.acquire(ctx, key, h, o)
+		var next *hold
+		var err error
+		if timeout > 0 && o.Timeout <= 0 {
+			err = &ports.LockError{Op: "acquire", Key: key, Err: context.DeadlineExceeded}
+		} else {
+			next, err = m.acquire(ctx, key, h, o)
+		}
 		if err != nil {
 			if h != nil {
 				// What could not be given back in time is freed with the
@@ -90,6 +97,9 @@ func (c *contender) extend(w *waiter) {
 			err = errors.Unwrap(lent) // it is a LockError
 		}
 		switch {
+		case errors.Is(err, ports.ErrSessionEnded):
+			c.quit(w, fmt.Errorf("%w: %w", ports.ErrLost, err)) // and with it all that the set had
+			return
 		case err != nil:
 			c.quit(w, err)
 			return

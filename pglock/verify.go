@@ -5,25 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"time"
 
 	"github.com/holdfast-go/holdfast/ports"
 )
 
-const (
-	// proofRounds is how often the proof is repeated. A pooler that spreads
-	// the statements of a connection over n server sessions passes each
-	// comparison with a probability of about 1/n at best.
-	proofRounds = 4
-
-	// sparePatience is how long the proof waits for its second session in a
-	// pool that does not tell its size.
-	sparePatience = 200 * time.Millisecond
-
-	// proofPause is how long a manager leaves it, after it has waited for a
-	// second session in vain.
-	proofPause = time.Minute
-)
+// proofRounds is how often the proof is repeated. A pooler that spreads the
+// statements of a connection over n server sessions passes each comparison with
+// a probability of about 1/n at best.
+const proofRounds = 4
 
 // errDeferred says that there was no room for a proof.
 var errDeferred = fmt.Errorf("%w: the proof that this setup excludes needs two connections", ports.ErrPoolExhausted)
@@ -45,6 +34,12 @@ type proof struct {
 // connection to spare, it logs that and does it later; Verify itself returns an
 // error that wraps ports.ErrPoolExhausted then.
 func (m *Manager) Verify(ctx context.Context) error {
+	m.mu.Lock()
+	closed := m.closed
+	m.mu.Unlock()
+	if closed {
+		return ports.ErrClosed
+	}
 	err := m.prove(ctx)
 	if err == nil {
 		m.mu.Lock()
@@ -59,7 +54,7 @@ func (m *Manager) Verify(ctx context.Context) error {
 // setup may have been mended.
 func (m *Manager) ensureVerified(ctx context.Context) error {
 	m.mu.Lock()
-	if m.verified || m.unverified || m.closed || time.Now().Before(m.proofAfter) {
+	if m.verified || m.unverified || m.closed {
 		m.mu.Unlock()
 		return nil
 	}
@@ -106,7 +101,7 @@ func (m *Manager) prove(ctx context.Context) (err error) {
 		return errDeferred
 	}
 	for i := range sessions {
-		if sessions[i], err = m.openForProof(ctx, i > 0); err != nil {
+		if sessions[i], err = m.openForProof(ctx); err != nil {
 			return err
 		}
 	}
@@ -123,22 +118,22 @@ func (m *Manager) prove(ctx context.Context) (err error) {
 	return nil
 }
 
-// openForProof pins a session. A second one is not waited for.
-func (m *Manager) openForProof(ctx context.Context, second bool) (ports.Session, error) {
-	patience := m.releaseBound()
-	if second {
-		patience = sparePatience
-	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// openForProof pins a session. A slow connection is waited for, since nothing is
+// proved without it; it fails when the manager closes.
+func (m *Manager) openForProof(ctx context.Context) (ports.Session, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.window)
 	defer cancel()
+	defer context.AfterFunc(m.openCtx, cancel)()
 	s, err := m.pool.Open(ctx)
-	if err != nil && ctx.Err() != nil && second {
-		m.mu.Lock()
-		m.proofAfter = time.Now().Add(proofPause)
-		m.mu.Unlock()
-		return nil, errDeferred
-	}
-	if err != nil {
+	switch {
+	case m.openCtx.Err() != nil:
+		if err == nil {
+			m.recycle(s)
+		}
+		return nil, ports.ErrClosed
+	case err != nil && ctx.Err() != nil:
+		return nil, fmt.Errorf("%w within %v, to prove that this setup excludes; the server does not answer, or a pool that the driver keeps has no room: %w", ports.ErrPoolExhausted, m.window, err)
+	case err != nil:
 		return nil, err
 	}
 	m.mu.Lock()
@@ -157,9 +152,7 @@ func unsafe(seen string) error {
 func (m *Manager) proveDistinct(ctx context.Context, sessions [2]ports.Session) error {
 	var pids [2]int
 	for i, s := range sessions {
-		bound := time.AfterFunc(m.releaseBound(), s.Destroy)
-		pid, err := s.Check(ctx, false)
-		bound.Stop()
+		pid, err := bounded(m, s, 0, func() (int, error) { return s.Check(ctx, false) })
 		if err != nil {
 			return err
 		}
@@ -185,15 +178,19 @@ func (m *Manager) proveExclusive(ctx context.Context, sessions [2]ports.Session,
 		} else if !granted {
 			return unsafe("a lock that nobody can have was refused")
 		}
-		if granted, err := try(other); err != nil {
+		both, err := try(other)
+		if err != nil {
 			return err
-		} else if granted {
-			return unsafe("two sessions got one lock, as on a server whose advisory locks do nothing")
 		}
+		// Only a session that still has the lock proves anything: the server
+		// may have ended it meanwhile.
 		if held, err := m.unlock(ctx, holder, id, ports.Exclusive); err != nil {
 			return err
 		} else if !held {
 			return unsafe("a lock was gone when it was given back, as behind a proxy that spreads statements over sessions")
+		}
+		if both {
+			return unsafe("two sessions got one lock, as on a server whose advisory locks do nothing")
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package ports_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -234,6 +235,38 @@ func ExampleWithPolling() {
 	// held: true
 }
 
+// A holder that was overtaken without knowing it has the smaller token.
+func ExampleWithFencing() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	here, elsewhere := memlock.New(server), memlock.New(server)
+	defer here.Close(ctx)
+	defer elsewhere.Close(ctx)
+
+	before, err := here.Acquire(ctx, "invoices", ports.WithFencing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server.Kill(before.Info().PID) // as a failover does
+	after, err := elsewhere.Acquire(ctx, "invoices", ports.WithFencing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("greater:", after.Info().Token > before.Info().Token)
+
+	plain, err := elsewhere.Acquire(ctx, "catalogue")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("not asked for:", plain.Info().Token)
+	// Output:
+	// greater: true
+	// not asked for: 0
+}
+
 // A job that is done in a millisecond must not run again on the replica whose
 // clock is a little behind.
 func ExampleWithHoldAtLeast() {
@@ -458,6 +491,44 @@ func ExampleWatcher() {
 	fmt.Println("ended:", errors.Is(err, ports.ErrSessionEnded))
 	// Output:
 	// ended: true
+}
+
+// A pool whose server can tell implements Inspector; pglock's Manager.Inspect
+// and Manager.Evict are made of it.
+func ExampleInspector() {
+	ctx := context.Background()
+	var pool ports.SessionPool = memlock.NewServer().Pool()
+	session, err := pool.Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy()
+	if _, err := session.Lock(ctx, ports.LockRequest{ID: 42, HolderID: "worker-1"}); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	inspector, ok := pool.(ports.Inspector)
+	if !ok {
+		fmt.Println(ports.ErrUnsupported)
+		return
+	}
+	infos, err := inspector.Inspect(ctx, 42)
+	fmt.Println("holders:", len(infos), err)
+	ended, err := inspector.Evict(ctx, 42, infos[0].PID)
+	fmt.Println("ended:", ended, err)
+	// Output:
+	// holders: 1 <nil>
+	// ended: true <nil>
+}
+
+// SessionInfo has a form for code; what the server does not tell is left out.
+func ExampleSessionInfo() {
+	text, err := json.Marshal(ports.SessionInfo{PID: 4711, Granted: true, HolderID: "worker-1", State: "idle"})
+	fmt.Println(string(text), err)
+	// Output:
+	// {"pid":4711,"granted":true,"mode":"exclusive","holder_id":"worker-1","state":"idle"} <nil>
 }
 
 // An adapter borrows the session that carries a hold; sqllock.RunTx is made of

@@ -14,6 +14,7 @@ package ports
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
@@ -37,6 +38,19 @@ func (m Mode) String() string {
 
 // MarshalText makes a Mode appear by its name in JSON.
 func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (m *Mode) UnmarshalText(text []byte) error {
+	switch string(text) {
+	case Exclusive.String():
+		*m = Exclusive
+	case Shared.String():
+		*m = Shared
+	default:
+		return fmt.Errorf("ports: unknown lock mode %q; it is exclusive or shared", text)
+	}
+	return nil
+}
 
 // Token is a fencing token: a number that is greater for every later hold, so
 // that a resource which remembers the greatest token it has seen can refuse a

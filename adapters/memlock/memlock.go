@@ -65,8 +65,12 @@ type Command struct {
 type backend struct {
 	pid  int
 	held map[int64]map[ports.Mode]int // how often, as PostgreSQL counts
-	over chan struct{}                // closed when the session has ended
-	why  error
+	// holderID and since name the holder since its first lock, as sqllock does
+	// in application_name.
+	holderID string
+	since    time.Time
+	over     chan struct{} // closed when the session has ended
+	why      error
 }
 
 // lock is the state of one ID.
@@ -77,10 +81,15 @@ type lock struct {
 
 // request is one wait for a lock.
 type request struct {
-	b       *backend
-	mode    ports.Mode
-	granted chan struct{}
+	b        *backend
+	mode     ports.Mode
+	holderID string
+	since    time.Time
+	granted  chan struct{}
 }
+
+// database is the name of the one database that there is.
+const database = "memlock"
 
 // errKilled is why a session ended that Kill has ended.
 var errKilled = errors.New("terminating connection due to administrator command")
@@ -239,6 +248,9 @@ func (l *lock) free(r *request) bool {
 
 // grant makes r a holder, once more if its session holds the lock already.
 func (l *lock) grant(id int64, r *request) {
+	if len(r.b.held) == 0 {
+		r.b.holderID, r.b.since = r.holderID, time.Now()
+	}
 	if r.b.held[id] == nil {
 		r.b.held[id] = make(map[ports.Mode]int)
 	}
@@ -269,6 +281,11 @@ type Pool struct {
 	idle  []*backend
 	room  chan struct{} // closed and replaced when a session is given back
 }
+
+var (
+	_ ports.SessionPool = (*Pool)(nil)
+	_ ports.Inspector   = (*Pool)(nil)
+)
 
 // Pool makes a pool of sessions on s.
 func (s *Server) Pool(opts ...PoolOption) *Pool {
@@ -314,7 +331,7 @@ func (p *Pool) session(b *backend) ports.Session {
 		s.mu.Unlock()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	sess := &session{pool: p, server: s, b: b, ctx: ctx, cancel: cancel}
+	sess := &session{pool: p, server: s, b: b, ctx: ctx, cancel: cancel, locks: make(map[int64]ports.Mode)}
 	if p.blind {
 		return sess
 	}
@@ -326,6 +343,39 @@ func (p *Pool) Usage() (inUse, limit int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.inUse, p.limit
+}
+
+// Inspect implements ports.Inspector.
+func (p *Pool) Inspect(_ context.Context, id int64) ([]ports.SessionInfo, error) {
+	s := p.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.locks[id]
+	if l == nil {
+		return nil, nil
+	}
+	var infos []ports.SessionInfo
+	for _, h := range l.holders {
+		b := s.sessions[h.PID]
+		infos = append(infos, ports.SessionInfo{PID: h.PID, Granted: true, Mode: h.Mode, HolderID: b.holderID, Since: b.since, Database: database})
+	}
+	for _, r := range l.queue {
+		infos = append(infos, ports.SessionInfo{PID: r.b.pid, Mode: r.mode, Since: r.since, Database: database})
+	}
+	return infos, nil
+}
+
+// Evict implements ports.Inspector.
+func (p *Pool) Evict(_ context.Context, id int64, pid int) (bool, error) {
+	s := p.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.sessions[pid]
+	if b == nil || len(b.held[id]) == 0 {
+		return false, nil
+	}
+	s.end(b, errKilled)
+	return true, nil
 }
 
 // giveBack makes room for another session; b is nil if it has ended.
@@ -348,6 +398,9 @@ type session struct {
 	ctx    context.Context // ends with Destroy
 	cancel context.CancelFunc
 	once   sync.Once // Recycle or Destroy, whichever comes first
+	// locks is what Lock has granted and Unlock not given back, in the eyes of
+	// the client; only the goroutine that uses the session touches it.
+	locks map[int64]ports.Mode
 }
 
 // watched is a session that notices its own end.
@@ -416,14 +469,17 @@ func (s *session) Lock(_ context.Context, r ports.LockRequest) (g ports.Grant, e
 		}
 		return err
 	})
+	if err == nil && g.Granted {
+		s.locks[r.ID] = r.Mode
+	}
 	return g, err
 }
 
 // lock takes or waits.
 func (s *session) lock(r ports.LockRequest) (ports.Grant, error) {
 	srv := s.server
-	req := &request{b: s.b, mode: r.Mode, granted: make(chan struct{})}
-	grant := ports.Grant{Granted: true, PID: s.b.pid, Database: "memlock"}
+	req := &request{b: s.b, mode: r.Mode, holderID: r.HolderID, since: time.Now(), granted: make(chan struct{})}
+	grant := ports.Grant{Granted: true, PID: s.b.pid, Database: database}
 
 	srv.mu.Lock()
 	if err := s.end(); err != nil {
@@ -490,6 +546,9 @@ func (s *session) Unlock(_ context.Context, id int64, mode ports.Mode) (held boo
 		}
 		return nil
 	})
+	if err == nil {
+		delete(s.locks, id)
+	}
 	return held, err
 }
 
@@ -501,8 +560,10 @@ func (s *session) Check(_ context.Context, full bool) (int, error) {
 		if err := s.end(); err != nil {
 			return err
 		}
-		if full && len(s.b.held) == 0 {
-			return fmt.Errorf("%w: it no longer has the lock", ports.ErrSessionEnded)
+		for id, mode := range s.locks {
+			if full && s.b.held[id][mode] == 0 {
+				return fmt.Errorf("%w: it no longer has the lock %d", ports.ErrSessionEnded, id)
+			}
 		}
 		return nil
 	})

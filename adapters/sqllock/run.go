@@ -29,6 +29,11 @@ const finishGrace = 5 * time.Second
 // stays until the release; then the connection is closed, not handed back to
 // the pool.
 //
+// Within fn a result may be read as slowly as you like. In exchange, if the
+// network breaks while an answer is on its way to fn, the server's kernel takes
+// its own time to give up, which can be a quarter of an hour, and the lock stays
+// taken until then.
+//
 // The session does one thing at a time: do not use RunTx or RunConn on the same
 // lock within fn. A statement that is cancelled by its context costs the
 // connection, and with it the lock.
@@ -84,6 +89,9 @@ func RunTx(ctx context.Context, lock ports.Lock, opts *sql.TxOptions, fn func(ct
 func RunConn(ctx context.Context, lock ports.Lock, fn func(ctx context.Context, conn *sql.Conn) error) error {
 	return borrow(ctx, lock, func(held context.Context, s *session) (err error) {
 		s.doubt = true
+		if err := s.bounded(ctx, func() error { return s.endure(context.WithoutCancel(ctx), 0) }); err != nil {
+			return err
+		}
 		held, done := context.WithCancel(held)
 		defer func() {
 			done()
@@ -214,7 +222,20 @@ func (s *session) endTransaction(ctx context.Context) error {
 			return s.note(err)
 		}
 	}
+	if err := s.endure(ctx, s.liveness); err != nil {
+		return err
+	}
 	return s.verify(ctx, countHeld, s.query)
+}
+
+// endure sets how long the server endures data that the client does not take; 0
+// for as long as its kernel likes.
+func (s *session) endure(ctx context.Context, d time.Duration) error {
+	if s.liveness == 0 {
+		return nil
+	}
+	statement, args := s.pool.form.bind(patient, milliseconds(d))
+	return s.query(ctx, statement, args, new(sql.NullString))
 }
 
 // inTransaction reports whether a transaction block is open on the session.

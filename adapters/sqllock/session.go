@@ -148,6 +148,8 @@ type session struct {
 	// before has the settings that Lock has changed, as a JSON object; empty
 	// if there are none.
 	before string
+	// liveness is the window that the server was asked to keep; 0 if none.
+	liveness time.Duration
 	// doubt: a command failed while it could have taken a lock, or somebody
 	// else's statements ran. Such a session never goes back to the pool.
 	doubt bool
@@ -261,6 +263,9 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	}
 	s.doubt = doubted
 	s.before += before.String
+	if before.Valid {
+		s.liveness = r.Liveness
+	}
 	if recovering {
 		return ports.Grant{}, errRecovery
 	}
@@ -312,7 +317,7 @@ func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, 
 	}
 	delete(s.locks, id)
 	if last {
-		s.before = ""
+		s.before, s.liveness = "", 0
 	}
 	return held, nil
 }

@@ -109,9 +109,14 @@ const (
 	// countHeld counts which of the IDs in $1 the session holds.
 	countHeld = `SELECT pg_backend_pid(), count(DISTINCT ` + ownID + `)` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])`
 	// pinHeld counts the same, and has the transaction that it runs in hold each
-	// lock too, until it ends: a session may have a lock twice.
-	pinHeld = `SELECT pg_backend_pid(), count(*) FROM (SELECT DISTINCT ` + ownID + ` AS id, mode` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])) AS held` +
+	// lock too, until it ends: a session may have a lock twice. Until then
+	// tcp_user_timeout is off: see patient.
+	pinHeld = `SELECT pg_backend_pid(), count(set_config('tcp_user_timeout', '0', true)) FROM (SELECT DISTINCT ` + ownID + ` AS id, mode` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])) AS held` +
 		` WHERE CASE mode WHEN 'ShareLock' THEN pg_try_advisory_xact_lock_shared(id) ELSE pg_try_advisory_xact_lock(id) END`
+	// patient switches tcp_user_timeout, in milliseconds, while a borrower has
+	// the session: a result that is read slowly fills the network's buffers,
+	// which the kernel does not tell from a client that is gone.
+	patient = `SELECT CASE WHEN inet_server_addr() IS NOT NULL THEN set_config('tcp_user_timeout', $1::bigint::text, false) END`
 	// whichTransaction names the transaction that it runs in. Two of them in a
 	// row have different names unless a transaction block is open.
 	whichTransaction = `SELECT virtualtransaction FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'virtualxid' LIMIT 1`

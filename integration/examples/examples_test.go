@@ -387,7 +387,7 @@ func TestQuickstartStopsWhenItsLockIsLost(t *testing.T) {
 }
 
 func TestAProgramThatCannotConnectSaysSo(t *testing.T) {
-	for _, name := range []string{"quickstart", "cron", "swapdrivers", "cutover"} {
+	for _, name := range []string{"quickstart", "cron", "swapdrivers", "cutover", "fencing"} {
 		t.Run(name, func(t *testing.T) {
 			lines, stderr := start(t, name, "-dsn=postgres://nobody:secret@127.0.0.1:1/nowhere?sslmode=disable").end(1)
 			if len(lines) > 0 || !strings.HasPrefix(stderr, name+": ") || !strings.Contains(stderr, "refused") || strings.Contains(stderr, "secret") {
@@ -482,6 +482,17 @@ func TestSwapdriversSaysThatItsLockIsLost(t *testing.T) {
 			wantFree(t, key)
 		})
 	}
+}
+
+func TestFencingKeepsAStaleHolderFromWriting(t *testing.T) {
+	lines, _ := start(t, "fencing").end(0)
+	got := strings.Join(lines, "\n")
+	story := regexp.MustCompile(`^first writes with token \d+\nsecond writes with token \d+\n` +
+		`first is refused by its token\nfirst is refused by RunTx, without a token\nsecond writes through RunTx$`)
+	if !story.MatchString(got) {
+		t.Errorf("unexpected story:\n%s", got)
+	}
+	wantFree(t, "invoice-export")
 }
 
 func TestCutoverPlaysAllItsScenes(t *testing.T) {

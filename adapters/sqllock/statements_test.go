@@ -1,0 +1,249 @@
+package sqllock
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+// hostile are strings that have broken something somewhere.
+var hostile = []string{
+	"", " ", "worker-1", "host/4711", "O'Brien", `back\slash`, `\`, `\\`, `'`, `''`, `\'`, `'\`, `\''; DROP TABLE x; --`, "E'", "$1", "$2 $3", "$$", "$tag$",
+	"nul\x00byte", "\xff\xfe", "\xc3", "é", strings.Repeat("é", 40), strings.Repeat("x", 32) + "é", "日本語", "\u202eevil", "new\nline", "\r\t\x1b[31m", "%s%d%n",
+	`{"a":"b"}`, "<&>", "\u2028", "holdfast 2026-01-02T03:04:05Z x", strings.Repeat("x", 63), strings.Repeat("'", 64), strings.Repeat(`\`, 1<<10),
+}
+
+// literals reads an SQL statement as PostgreSQL does whose strings are all of
+// the form E'...': it returns their values and the text around them.
+func literals(statement string) (values []string, around string, err error) {
+	var out strings.Builder
+	for i := 0; i < len(statement); {
+		if !strings.HasPrefix(statement[i:], "E'") {
+			if c := statement[i]; c == '\'' || c == '\\' {
+				// A plain string; those of the statements hold no quote.
+				end := strings.IndexByte(statement[i+1:], '\'')
+				if c == '\\' || end < 0 {
+					return nil, "", fmt.Errorf("%q at %d", c, i)
+				}
+				out.WriteString(statement[i : i+end+2])
+				i += end + 2
+				continue
+			}
+			out.WriteByte(statement[i])
+			i++
+			continue
+		}
+		var value strings.Builder
+		for i += 2; ; i++ {
+			if i >= len(statement) {
+				return nil, "", fmt.Errorf("a string does not end")
+			}
+			next := byte(0)
+			if i+1 < len(statement) {
+				next = statement[i+1]
+			}
+			switch c := statement[i]; {
+			case c == '\'' && next == '\'', c == '\\' && next == '\\':
+				i++
+			case c == '\'':
+				goto end
+			case c == '\\':
+				return nil, "", fmt.Errorf("an escape %q", statement[i:i+2])
+			}
+			value.WriteByte(statement[i])
+		}
+	end:
+		i++
+		values = append(values, value.String())
+		out.WriteString("?")
+	}
+	return values, out.String(), nil
+}
+
+func FuzzNoStringEndsItsLiteral(f *testing.F) {
+	for _, s := range hostile {
+		f.Add(s, int64(len(s)))
+	}
+	f.Add("x", int64(math.MinInt64))
+	f.Fuzz(func(t *testing.T, s string, n int64) {
+		statement, args := inText.bind(`SELECT f($1::bigint, $2), '$', $1`, n, s)
+		values, around, err := literals(statement)
+		number := fmt.Sprintf("'%d'", n)
+		if err != nil || args != nil || len(values) != 1 || values[0] != s || around != `SELECT f(`+number+`::bigint, ?), '$', `+number {
+			t.Errorf("%q became %q: %q, %q, %v", s, statement, values, around, err)
+		}
+		statement, args = asArguments.bind(`SELECT $1, $2`, n, s)
+		if statement != `SELECT $1, $2` || len(args) != 2 || args[0] != n || args[1] != s {
+			t.Errorf("%q %v", statement, args)
+		}
+	})
+}
+
+// Every statement with every argument that a user can influence.
+func FuzzAHolderIDIsHarmlessAndFoundAgain(f *testing.F) {
+	for _, s := range hostile {
+		f.Add(s)
+	}
+	f.Add(strings.Repeat("x", 1<<20))
+	f.Fuzz(func(t *testing.T, id string) {
+		settings := holderSettings(ports.LockRequest{HolderID: id, Liveness: 15 * time.Second})
+		for _, mode := range []ports.Mode{ports.Exclusive, ports.Shared} {
+			for i := range 8 {
+				wait, fenced, guarded := i&1 > 0, i&2 > 0, i&4 > 0
+				args := []any{int64(-1), int64(500)}
+				want := 0
+				if guarded {
+					args, want = append(args, settings), 1
+				}
+				statement, _ := inText.bind(lockStatement(mode, wait, fenced, guarded), args...)
+				values, around, err := literals(statement)
+				if err != nil || strings.Contains(around, "$") {
+					t.Fatalf("%q: %v in %q", id, err, statement)
+				}
+				for _, v := range values {
+					if v != settings {
+						t.Errorf("%q: the literal says %q", id, v)
+					}
+				}
+				if (len(values) > 0) != (want > 0) {
+					t.Errorf("%d literals in %q", len(values), statement)
+				}
+			}
+		}
+
+		// What the server makes of it.
+		var set map[string]string
+		if err := json.Unmarshal([]byte(settings), &set); err != nil {
+			t.Fatal(err)
+		}
+		name := set["application_name"]
+		at := time.Date(2026, 11, 29, 23, 20, 5, 0, time.UTC)
+		application := holderPrefix + at.Format(holderTime) + " " + name
+		if len(application) > maxApplicationName {
+			t.Errorf("%q is cut: %d bytes", application, len(application))
+		}
+		for i := range len(application) {
+			if application[i] < ' ' || application[i] > '~' {
+				t.Errorf("%q has the byte %q", application, application[i])
+			}
+		}
+		if got, since, ok := holderOf(application); !ok || got != name || !since.Equal(at) {
+			t.Errorf("%q is read as %q, %v, %v", application, got, since, ok)
+		}
+		if most := maxApplicationName - len(holderPrefix+holderTime) - 1; len(id) <= most && printable(id) && name != id || utf8.RuneCountInString(name) > most {
+			t.Errorf("%q became %q", id, name)
+		}
+	})
+}
+
+func printable(s string) bool {
+	return strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) < 0
+}
+
+func FuzzPlainIsShortAndPrintable(f *testing.F) {
+	for _, s := range hostile {
+		f.Add(s, 33)
+	}
+	f.Add("é", 1)
+	f.Add("x", 0)
+	f.Fuzz(func(t *testing.T, s string, n int) {
+		if n < 0 {
+			return
+		}
+		got := plain(s, n)
+		if len(got) > n || !printable(got) {
+			t.Errorf("%q, cut to %d, is %q", s, n, got)
+		}
+		if len(s) <= n && printable(s) && got != s {
+			t.Errorf("%q became %q", s, got)
+		}
+		if s != "" && n > 0 && got == "" {
+			t.Errorf("nothing is left of %q", s)
+		}
+	})
+}
+
+// The application_name of any session may come back from the server.
+func FuzzHolderOfReadsAnyApplicationName(f *testing.F) {
+	for _, s := range hostile {
+		f.Add(s)
+		f.Add(holderPrefix + s)
+		f.Add(holderPrefix + "2026-11-29T23:20:05Z" + s)
+	}
+	f.Add(holderPrefix + "2026-13-99T99:99:99Z x")
+	f.Add(holderPrefix + "2026-11-29T23:20:05+")
+	f.Fuzz(func(t *testing.T, application string) {
+		holder, since, ok := holderOf(application)
+		if !ok {
+			return
+		}
+		rest := strings.TrimPrefix(application, holderPrefix+since.Format(holderTime))
+		if rest == application || strings.TrimPrefix(rest, " ") != holder {
+			t.Errorf("%q is read as %q since %v", application, holder, since)
+		}
+	})
+}
+
+func TestHolderOfKnowsNobodyElse(t *testing.T) {
+	for _, application := range []string{"", "psql", "holdfast", "holdfast ", "holdfast x", "Holdfast 2026-11-29T23:20:05Z x", "holdfast 2026-11-29 23:20:05+ x", "holdfast 2026-99-29T23:20:05Z x"} {
+		if holder, since, ok := holderOf(application); ok {
+			t.Errorf("%q is read as %q since %v", application, holder, since)
+		}
+	}
+}
+
+// The server is told to drop a silent client not before the window, and not
+// much after it.
+func TestTheServersSideOfTheWindow(t *testing.T) {
+	for _, window := range []time.Duration{5 * time.Second, 5*time.Second + 1, 7300 * time.Millisecond, 15 * time.Second, time.Minute, time.Hour} {
+		var set map[string]string
+		if err := json.Unmarshal([]byte(holderSettings(ports.LockRequest{Liveness: window})), &set); err != nil {
+			t.Fatal(err)
+		}
+		seconds := func(name string) time.Duration {
+			d, err := time.ParseDuration(set[name] + "s")
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			return d
+		}
+		// One probe is sent at idle, and the connection is dropped when count
+		// probes have gone unanswered.
+		dropped := seconds("tcp_keepalives_idle") + 2*seconds("tcp_keepalives_interval")
+		timeout := seconds("tcp_user_timeout") / 1000
+		for name, d := range map[string]time.Duration{"keepalive": dropped, "user timeout": timeout} {
+			if d < window || d > window+time.Second {
+				t.Errorf("window %v: %s drops the client after %v", window, name, d)
+			}
+		}
+		if set["tcp_keepalives_count"] != "2" || set["idle_session_timeout"] != "0" || seconds("client_connection_check_interval") <= 0 {
+			t.Errorf("%v", set)
+		}
+	}
+}
+
+func TestIDsTravelAsABigintArray(t *testing.T) {
+	for want, ids := range map[string][]int64{
+		"{}":                       nil,
+		"{0}":                      {0},
+		"{-9223372036854775808,1}": {math.MinInt64, 1},
+	} {
+		if got := idArray(ids); got != want {
+			t.Errorf("%v is %s", ids, got)
+		}
+	}
+}
+
+func TestWaitsAreNeverRoundedToNoLimit(t *testing.T) {
+	for d, want := range map[time.Duration]int64{0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, 500 * time.Millisecond: 500} {
+		if got := milliseconds(d); got != want {
+			t.Errorf("%v is %d ms", d, got)
+		}
+	}
+}
