@@ -1,0 +1,222 @@
+package chaos
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// conflict is two holds that exclude each other, and overlapped.
+type conflict struct{ holder, rival hold }
+
+func (c conflict) String() string {
+	return fmt.Sprintf("%v for %v\n  holder: %v\n  rival:  %v", c.rival.key, c.length(), c.holder, c.rival)
+}
+
+// length is how long the holder went on when the rival was in.
+func (c conflict) length() time.Duration { return c.holder.end - c.rival.start }
+
+// gap is a conflict that had to be expected: the server had ended the holder's
+// session, and the holder was told, after this time.
+type gap struct {
+	conflict
+	kind  string // of the fault, and what else was broken meanwhile
+	took  time.Duration
+	bound time.Duration
+}
+
+func (g gap) String() string {
+	return fmt.Sprintf("%v of %v allowed, %s: %v", g.took, g.bound, g.kind, g.conflict)
+}
+
+// rules are what a history is judged by.
+type rules struct {
+	// notice is how long each driver may take to tell a holder that the server
+	// has ended its session.
+	notice map[string]time.Duration
+	// silence is how long it may take where the network carries nothing.
+	silence time.Duration
+	// sessions: locks live on sessions, so that all are lost when those end.
+	sessions bool
+}
+
+// verdict is what check found.
+type verdict struct {
+	overlaps []conflict // not excused by anything
+	gaps     []gap      // within their bounds, and those that are not
+	untold   []hold     // lost, while the holder was told that all is well
+	tokens   []conflict // a later hold whose token is not greater
+}
+
+// late returns the gaps that are longer than their bounds.
+func (v verdict) late() []gap {
+	return slices.DeleteFunc(slices.Clone(v.gaps), func(g gap) bool { return g.took <= g.bound })
+}
+
+// check judges a history. Holds may come in any order.
+func check(holds []hold, faults []fault, r rules) verdict {
+	byKey := make(map[string][]hold)
+	for _, h := range holds {
+		byKey[h.key] = append(byKey[h.key], h)
+	}
+	var v verdict
+	for _, key := range slices.Sorted(maps.Keys(byKey)) {
+		held := byKey[key]
+		slices.SortStableFunc(held, func(a, b hold) int { return cmp.Compare(a.start, b.start) })
+		for _, c := range conflicts(held) {
+			if g, ok := r.expected(c, faults); ok {
+				v.gaps = append(v.gaps, g)
+			} else {
+				v.overlaps = append(v.overlaps, c)
+			}
+		}
+		v.tokens = append(v.tokens, disorder(held)...)
+	}
+	if r.sessions {
+		v.untold = untold(holds, faults)
+	}
+	return v
+}
+
+// conflicts finds the holds of one key, in the order of their starts, that
+// overlap and may not.
+func conflicts(held []hold) (found []conflict) {
+	var active []hold
+	for _, h := range held {
+		active = slices.DeleteFunc(active, func(a hold) bool { return a.end <= h.start })
+		for _, a := range active {
+			if !a.shared || !h.shared {
+				found = append(found, conflict{a, h})
+			}
+		}
+		active = append(active, h)
+	}
+	return found
+}
+
+// expected reports whether a conflict is the gap between the end of a session
+// and the holder's learning of it: the holder did learn of it, or did not live
+// to, and a fault before the rival's start explains it.
+func (r rules) expected(c conflict, faults []fault) (gap, bool) {
+	if c.holder.outcome == released || c.holder.outcome == open {
+		return gap{}, false
+	}
+	var cause *fault
+	var also []string
+	g := gap{conflict: c, took: c.length(), bound: r.notice[c.holder.driver]}
+	for i, f := range faults {
+		if f.severed(c.holder) && f.begin <= c.rival.start && f.end >= c.holder.start && (cause == nil || f.begin > cause.begin) {
+			cause = &faults[i]
+		}
+		if !f.concerns(c.holder) || f.begin >= c.holder.end || f.end <= c.rival.start {
+			continue
+		}
+		switch {
+		case f.stopped:
+			// The holder could not learn of anything while it did not run.
+			also = append(also, "stopped")
+			g.took -= min(f.end, c.holder.end) - max(f.begin, c.rival.start)
+		case f.cut:
+			also = append(also, "cut off")
+			g.bound = max(g.bound, r.silence)
+		case f.delay > 0:
+			also = append(also, "on a slow network")
+			g.bound = max(g.bound, min(g.bound+4*f.delay, r.silence))
+		}
+	}
+	if cause == nil {
+		return gap{}, false
+	}
+	if cause.stopped {
+		also = slices.DeleteFunc(also, func(what string) bool { return what == "stopped" })
+	}
+	slices.Sort(also)
+	g.kind = strings.Join(append([]string{cause.kind}, slices.Compact(also)...), ", ")
+	return g, true
+}
+
+// disorder finds holds of one key whose token is not greater than that of a
+// hold that was over before, or that equals the token of another one. Two shared
+// holds may have theirs in any order: they may have overlapped at the server.
+func disorder(held []hold) (found []conflict) {
+	held = slices.DeleteFunc(slices.Clone(held), func(h hold) bool { return h.token == 0 })
+	ended := slices.Clone(held)
+	slices.SortStableFunc(ended, func(a, b hold) int { return cmp.Compare(a.end, b.end) })
+	seen := make(map[uint64]hold)
+	var greatest, greatestExclusive hold
+	for _, h := range held {
+		for len(ended) > 0 && ended[0].end <= h.start {
+			e := ended[0]
+			if e.token > greatest.token {
+				greatest = e
+			}
+			if !e.shared && e.token > greatestExclusive.token {
+				greatestExclusive = e
+			}
+			ended = ended[1:]
+		}
+		before := greatest
+		if h.shared {
+			before = greatestExclusive
+		}
+		if twin, ok := seen[h.token]; ok {
+			found = append(found, conflict{twin, h})
+		} else if h.token <= before.token {
+			found = append(found, conflict{before, h})
+		}
+		seen[h.token] = h
+	}
+	return found
+}
+
+// untold finds holds that a fault must have ended, of which the holder was told
+// that the server had them until the release.
+func untold(holds []hold, faults []fault) (found []hold) {
+	for _, h := range holds {
+		if h.outcome == released && slices.ContainsFunc(faults, func(f fault) bool {
+			return f.severed(h) && h.start < f.begin && f.end < h.end
+		}) {
+			found = append(found, h)
+		}
+	}
+	return found
+}
+
+// write is a row that a holder's transaction has left in the database.
+type write struct {
+	key   string
+	seq   int64
+	hold  string
+	token uint64
+}
+
+// stale finds the rows that a holder wrote when another one had written
+// already: per key the rows of each hold must be in one piece, and tokens must
+// not fall. The rows come in the order of their sequence numbers.
+func stale(rows []write) (found []write) {
+	type end struct {
+		hold  string
+		token uint64
+		over  map[string]bool
+	}
+	ends := make(map[string]*end)
+	for _, row := range rows {
+		e := ends[row.key]
+		if e == nil {
+			e = &end{hold: row.hold, over: make(map[string]bool)}
+			ends[row.key] = e
+		}
+		if row.hold != e.hold {
+			e.over[e.hold] = true
+			e.hold = row.hold
+		}
+		if e.over[row.hold] || row.token != 0 && row.token < e.token {
+			found = append(found, row)
+		}
+		e.token = max(e.token, row.token)
+	}
+	return found
+}
