@@ -193,7 +193,8 @@ func TestCase11OnlyTheCallersBoundsEndAWait(t *testing.T) {
 // A statement_timeout below a slice must neither end a wait nor make it spin.
 func TestAWaitUnderATinyStatementTimeoutDoesNotSpin(t *testing.T) {
 	each(t, drivers, func(t *testing.T, w world) {
-		m := w.manager(t, w.open(t, param(w.dsn, "statement_timeout", "20"), 4))
+		m := w.manager(t, w.open(t, param(w.dsn, "statement_timeout", "100"), 4))
+		must(t, m.Verify(bg))
 		conn := w.lockRaw(t, "k")
 		before := w.transactions(t)
 		_, err := m.Acquire(bg, "k", ports.WithTimeout(2*time.Second))
@@ -370,9 +371,9 @@ func TestCase26TwoGoroutinesDoNotBothOwnIt(t *testing.T) {
 // moment of the grant.
 func TestCase27ReleaseReleasesWhatTimeoutsHaveStacked(t *testing.T) {
 	each(t, drivers, func(t *testing.T, w world) {
-		// The server's own timeout ends each statement after 20 ms, about when
+		// The server's own timeout ends each statement after 100 ms, about when
 		// the rival unlocks; the wait goes on.
-		m := w.manager(t, w.open(t, param(w.dsn, "statement_timeout", "20"), 4))
+		m := w.manager(t, w.open(t, param(w.dsn, "statement_timeout", "100"), 4))
 		rival := w.raw(t)
 		id := pglock.SHA256Key("k")
 		for i := range 40 {
@@ -380,7 +381,7 @@ func TestCase27ReleaseReleasesWhatTimeoutsHaveStacked(t *testing.T) {
 			must(t, err)
 			got := acquireLater(m, "k")
 			eventually(t, "somebody waits", func() bool { return w.waiting(t, "k") == 1 })
-			time.Sleep(time.Duration(14+i%12) * time.Millisecond)
+			time.Sleep(time.Duration(94+i%12) * time.Millisecond)
 			unlockRaw(t, rival)
 			r := receive(t, "the lock", got)
 			must(t, r.err)

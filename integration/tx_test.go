@@ -83,7 +83,7 @@ func TestAcquireTxWaitsAndKeepsTheTransactionUsable(t *testing.T) {
 			err = sqllock.AcquireTx(bg, tx, "k", append(opts, sqllock.TxTimeout(700*time.Millisecond))...)
 			wraps(t, err, ports.ErrNotAcquired, context.DeadlineExceeded)
 			unchanged()
-			ctx, cancel := context.WithTimeout(bg, 100*time.Millisecond)
+			ctx, cancel := context.WithTimeout(bg, time.Second)
 			err = sqllock.AcquireTx(ctx, tx, "k", opts...)
 			cancel()
 			wraps(t, err, ports.ErrNotAcquired, context.DeadlineExceeded)

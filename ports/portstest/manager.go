@@ -81,6 +81,7 @@ var managerLaws = []law[Manager]{
 	}},
 	{"a timeout ends a wait", "A wait ends at WithTimeout, zero too, or the context's deadline, with an error that wraps ErrNotAcquired and context.DeadlineExceeded.", func(t *testing.T, h Manager) {
 		a, b := h.New(), h.New()
+		release(t, acquire(t, b, "warm"))
 		lock := acquire(t, a, "k")
 		for _, m := range []ports.LockManager{a, b} {
 			for _, d := range []time.Duration{0, soon} {
@@ -128,10 +129,10 @@ var managerLaws = []law[Manager]{
 	{"the context bounds the wait only", "A hold outlives the context and the timeout that it was acquired with.", func(t *testing.T, h Manager) {
 		m := h.New()
 		ctx, cancel := context.WithCancel(bg)
-		lock, err := m.Acquire(ctx, "k", ports.WithTimeout(soon))
+		lock, err := m.Acquire(ctx, "k", ports.WithTimeout(aWhile))
 		must(t, err)
 		cancel()
-		time.Sleep(2 * soon)
+		time.Sleep(aWhile + soon)
 		if ended(lock) || lock.Err() != nil {
 			t.Fatal("the hold has ended")
 		}
