@@ -410,12 +410,10 @@ type watched struct{ *session }
 func (w watched) Watch(ctx context.Context) error {
 	select {
 	case <-w.b.over:
-		return w.end()
 	case <-w.ctx.Done():
-		return w.end()
 	case <-ctx.Done():
-		return nil
 	}
+	return w.end() // nil if it was ctx that ended
 }
 
 // end is why the session is over; nil if it is not.
