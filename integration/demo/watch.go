@@ -20,7 +20,7 @@ const lookEvery = 2 * time.Millisecond
 // It shows the two halves of the ID as unsigned numbers. Who a server process
 // works for is what the worker has called its connection.
 const looking = `
-	SELECT coalesce(nullif(a.application_name, ''), 'process ' || l.pid), l.granted
+	SELECT coalesce(nullif(regexp_replace(a.application_name, '^holdfast \S+ ', ''), ''), 'process ' || l.pid), l.granted
 	FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
 	WHERE l.locktype = 'advisory' AND l.objsubid = 1
 		AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
