@@ -46,7 +46,7 @@ func TestInspectTellsWhoHoldsAndWhoWaits(t *testing.T) {
 		if v.PID == other.pid || v.PID == 0 || v.Granted || v.Mode != ports.Exclusive || v.Database != name || v.User != h.User || v.State != "active" || !near(v.Since, began) {
 			t.Errorf("the waiter: %+v", v)
 		}
-		for _, part := range []string{`"k"`, fmt.Sprint(in.ID), "another process", fmt.Sprintf("process %d holds it exclusive since", h.PID), fmt.Sprintf("process %d waits it exclusive since", v.PID), name} {
+		for _, part := range []string{`"k"`, fmt.Sprint(in.ID), "another process", fmt.Sprintf("process %d holds it, exclusive, since", h.PID), fmt.Sprintf("process %d waits for it, exclusive, since", v.PID), name} {
 			if !strings.Contains(in.String(), part) {
 				t.Errorf("%q is missing in:\n%s", part, in)
 			}

@@ -164,7 +164,7 @@ func TestCase31ASessionIsGivenBackAsItWasTaken(t *testing.T) {
 		dsn := w.dsn
 		for name, value := range map[string]string{
 			"application_name": "mine", "idle_session_timeout": "600000", "client_connection_check_interval": "4321",
-			"tcp_keepalives_idle": "123", "tcp_keepalives_interval": "45", "tcp_keepalives_count": "6",
+			"tcp_keepalives_idle": "123", "tcp_keepalives_interval": "45", "tcp_keepalives_count": "6", "tcp_user_timeout": "98765",
 			"lock_timeout": "54321", "statement_timeout": "65432", "synchronous_commit": "off",
 		} {
 			if server.Major() < 14 && (name == "idle_session_timeout" || name == "client_connection_check_interval") {
