@@ -15,7 +15,7 @@ GOTESTFLAGS =
 GOTEST = go test -count=1 -timeout 10m $(RACE) $(GOTESTFLAGS)
 SERVERTEST = cd integration && $(GOTEST) -parallel 8
 
-.PHONY: help lint test unit demo bench test-docker test-versions test-drivers image
+.PHONY: help lint test unit demo bench faults chaos test-docker test-versions test-drivers image
 
 help: ## list the targets (the default)
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -23,7 +23,7 @@ help: ## list the targets (the default)
 lint: ## check formatting; vet and staticcheck every module
 	@files=$$(gofmt -l .) && if [ -n "$$files" ]; then echo "gofmt would change:" $$files; exit 1; fi
 	go vet ./... && go run $(STATICCHECK) ./...
-	cd integration && go vet -tags chaos ./... && go run $(STATICCHECK) -tags chaos ./...
+	cd integration && go vet -tags chaos,faults ./... && go run $(STATICCHECK) -tags chaos,faults ./...
 
 test: unit ## run every test
 	$(SERVERTEST) -p 1 ./...
@@ -36,6 +36,9 @@ demo: ## watch workers hand one lock over, on a server that the demo starts
 
 bench: ## measure how long a handover takes
 	cd integration && go test -timeout 10m -run '^$$' -bench Handover .
+
+faults: ## break networks, servers and poolers for real (Linux, as root)
+	$(SERVERTEST) -tags faults ./faults
 
 chaos: ## break things for a long time, and write the figures to docs/chaos.md
 	cd integration && CHAOS_SECONDS=1400 CHAOS_REPORT=../../docs/chaos.md go test -tags chaos -count=1 -timeout 90m -run '^TestChaos$$' -v ./chaos

@@ -5,4 +5,5 @@
 //
 // They make what they break: servers, network namespaces, poolers, processes.
 // Where the machine lacks the means, a test is skipped and says what is missing.
+// They need Linux, root and the tag faults: make faults.
 package faults
