@@ -57,8 +57,10 @@ func WithNamespace(prefix string) Option {
 // WithLivenessWindow sets W, the one knob of failure detection; the default is
 // DefaultLivenessWindow. The session of every hold is checked each W/5, and
 // the hold is declared lost when 3W/5 have passed since the sending of the
-// last check that was answered. A third of W bounds a release. It panics if d
-// is shorter than MinLivenessWindow.
+// last check that was answered. The server is asked to end the session of a
+// holder that it has not heard for W, in whole seconds rounded up, which it does
+// W/5 later at most; so in a partition the holder is told first. A third of W
+// bounds a release. It panics if d is shorter than MinLivenessWindow.
 func WithLivenessWindow(d time.Duration) Option {
 	if d < MinLivenessWindow {
 		panic(fmt.Sprintf("pglock.WithLivenessWindow: %v is shorter than the minimum of %v", d, MinLivenessWindow))
