@@ -446,7 +446,7 @@ func (m *Manager) unlock(ctx context.Context, s ports.Session, id int64, mode po
 
 // recycle gives a session that holds nothing back to the pool.
 func (m *Manager) recycle(s ports.Session) {
-	recycled := s.Recycle(context.Background())
+	recycled, _ := bounded(m, s, 0, func() (bool, error) { return s.Recycle(context.Background()), nil })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.pinned, s)

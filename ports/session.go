@@ -88,7 +88,7 @@ type LockRequest struct {
 	// Liveness, if positive, asks the server to end a session that holds a
 	// lock, and whose client it no longer hears, not sooner than that and not
 	// much later; and not to end it for being idle. The adapter must put
-	// everything back that it sets for this, before the session is recycled.
+	// everything back that it sets for this when the session is recycled.
 	Liveness time.Duration
 }
 

@@ -295,30 +295,19 @@ func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, 
 	}
 	defer end()
 
-	template, args := exclusiveOr(mode, unlockExclusive, unlockShared), []any{id}
+	template := exclusiveOr(mode, unlockExclusive, unlockShared)
 	var held, rest bool
-	var restored int
 	dest := []any{&held}
-	_, ours := s.locks[id]
-	last := len(s.locks) == 0 || ours && len(s.locks) == 1
-	if last {
+	if _, ours := s.locks[id]; len(s.locks) == 0 || ours && len(s.locks) == 1 {
 		template += thenAll
 		dest = append(dest, &rest)
 	}
-	if last && s.before != "" {
-		template += thenRestore
-		args = append(args, s.before)
-		dest = append(dest, &restored)
-	}
-	statement, args := s.pool.form.bind(template, args...)
+	statement, args := s.pool.form.bind(template, id)
 	if err := s.query(ctx, statement, args, dest...); err != nil {
 		s.doubt = true
 		return false, err
 	}
 	delete(s.locks, id)
-	if last {
-		s.before, s.liveness = "", 0
-	}
 	return held, nil
 }
 
@@ -391,9 +380,13 @@ func (w *watchedSession) Watch(ctx context.Context) error {
 }
 
 // Recycle implements ports.Session.
-func (s *session) Recycle(context.Context) bool {
+func (s *session) Recycle(ctx context.Context) bool {
 	<-s.idle
-	reusable := !s.over && !s.doubt && !s.ended && len(s.locks) == 0 && s.before == "" && s.ctx.Err() == nil
+	reusable := !s.over && !s.doubt && !s.ended && len(s.locks) == 0 && s.ctx.Err() == nil
+	if reusable && s.before != "" {
+		statement, args := s.pool.form.bind(restore, s.before)
+		reusable = s.query(ctx, statement, args, new(int)) == nil
+	}
 	if reusable {
 		s.over = true
 		s.cancel()

@@ -89,9 +89,10 @@ const (
 	// thenAll, behind an unlock, takes whatever else the session holds: counts
 	// that were stacked, locks of the caller's own SQL.
 	thenAll = `, pg_advisory_unlock_all()::text IS NULL`
-	// thenRestore, behind that, puts the settings in $2 back.
-	thenRestore = `, (SELECT count(set_config(key, value, false)) FROM json_each_text($2::json))`
-	unlockAll   = `SELECT pg_advisory_unlock_all()::text IS NULL`
+	// restore puts the settings in $1 back. It is a statement of its own, so
+	// that those who wait for the lock do not wait for it.
+	restore   = `SELECT count(set_config(key, value, false)) FROM json_each_text($1::json)`
+	unlockAll = `SELECT pg_advisory_unlock_all()::text IS NULL`
 
 	// ownLocks are the advisory locks of this session in the bigint space of
 	// this database. pg_locks shows the halves of the number as unsigned OIDs;
