@@ -75,7 +75,7 @@ func (m *Manager) ensureVerified(ctx context.Context) error {
 		err = nil
 	}
 	m.mu.Lock()
-	m.verified = err == nil && !deferred
+	m.verified = m.verified || err == nil && !deferred // Verify may have come first
 	m.proof = nil
 	m.mu.Unlock()
 	p.err = err
