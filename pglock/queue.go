@@ -387,6 +387,21 @@ func (m *Manager) freeSession() {
 	}
 }
 
+// start runs f on a goroutine that Close waits for.
+func (m *Manager) start(f func()) {
+	m.mu.Lock()
+	m.running++
+	m.mu.Unlock()
+	go func() {
+		defer func() {
+			m.mu.Lock()
+			m.exit()
+			m.mu.Unlock()
+		}()
+		f()
+	}()
+}
+
 // exit ends the goroutine of a contender or a hold. The caller holds
 // Manager.mu.
 func (m *Manager) exit() {
