@@ -31,14 +31,15 @@ import (
 // gives up at the first probe at which 5 s have passed, which may be the one
 // after. So the session ends at W, or one interval later. If the cut lets the holder's packets
 // through and only loses the server's, then a last check may come up to an
-// interval after the cut, and W counts from its answer: which is within the same
-// bound and an interval. The slack is for the machine.
+// interval after the cut, and the last statement of a transaction when the holder
+// is told, up to three intervals after it; W counts from its answer. The slack is
+// for the machine.
 const (
 	cutWindow    = pglock.MinLivenessWindow
 	cutInterval  = cutWindow / 5
-	cutSlack     = 3 * time.Second
-	takeoverEnd  = cutWindow + 2*cutInterval + cutSlack
-	cutsAtOnce   = 8 // of one driver
+	cutSlack     = 2 * time.Second
+	takeoverEnd  = cutWindow + 3*cutInterval + cutSlack
+	cutsAtOnce   = 8  // of one driver
 	cutsByDriver = 10 // unless CUTS says otherwise
 )
 
