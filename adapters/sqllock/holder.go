@@ -33,7 +33,7 @@ const maxApplicationName = 63
 func holderSettings(r ports.LockRequest) string {
 	window := int((r.Liveness + time.Second - 1) / time.Second)
 	interval := max(window/5, 1)
-	count := max((window-1)/interval, 1) // idle and count intervals are W, or reach past it
+	count := max((window-1)/interval, 1)           // idle and count intervals are W, or reach past it
 	settings, _ := json.Marshal(map[string]string{ // strings always marshal
 		"application_name":                 plain(r.HolderID, maxApplicationName-len(holderPrefix+holderTime)-1),
 		"tcp_keepalives_idle":              strconv.Itoa(interval),

@@ -274,6 +274,9 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 		args = append(args, holderSettings(r))
 	}
 	statement, args := s.pool.form.bind(lockStatement(r.Mode, r.Wait > 0, r.Fencing, guarded), args...)
+	if u := s.pool.driver.Unprepared; u != nil && r.Wait > 0 {
+		args = slices.Insert(args, 0, u)
+	}
 	var pid int
 	var database string
 	var recovering, granted bool
@@ -529,6 +532,7 @@ const (
 	duplicateStatement    = "42P05"
 	unknownStatement      = "26000"
 	insufficientPrivilege = "42501"
+	notSupported          = "0A000" // feature_not_supported
 )
 
 // clashed reports whether err says that a prepared statement is there that
