@@ -24,6 +24,7 @@ func (c conflict) length() time.Duration { return min(c.holder.end, c.rival.end)
 // one of the two, which was told, after this time.
 type gap struct {
 	conflict
+	stale hold   // the one whose session had ended
 	kind  string // of the fault, and what else was broken meanwhile
 	took  time.Duration
 	bound time.Duration
@@ -115,7 +116,7 @@ func (r rules) expected(c conflict, faults []fault) (gap, bool) {
 func (r rules) gap(c conflict, stale, other hold, faults []fault) (gap, bool) {
 	var cause *fault
 	var also []string
-	g := gap{conflict: c, took: stale.end - c.rival.start, bound: r.notice[stale.driver]}
+	g := gap{conflict: c, stale: stale, took: stale.end - c.rival.start, bound: r.notice[stale.driver]}
 	for i, f := range faults {
 		if f.orphaned(stale) && f.begin <= other.start && (cause == nil || f.begin > cause.begin) {
 			cause = &faults[i]
