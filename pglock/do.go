@@ -60,6 +60,10 @@ func Context(parent context.Context, lock ports.Lock) (context.Context, context.
 		cancel(err)
 		return ctx, func() {}
 	}
+	if h, ok := lock.(interface{ whenEnded(func()) (never func()) }); ok {
+		never := h.whenEnded(func() { cancel(lock.Err()) })
+		return ctx, func() { never(); cancel(context.Canceled) }
+	}
 	go func() {
 		select {
 		case <-lock.Done():

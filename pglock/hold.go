@@ -1,6 +1,7 @@
 package pglock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,9 @@ const (
 	// every third, a lock that was dropped under a living session is noticed
 	// within 3W/5 and a round trip.
 	fullCheckEvery = 3
+
+	// watchAfter keeps short holds from starting and stopping a watch.
+	watchAfter = 10 * time.Millisecond
 )
 
 var (
@@ -44,9 +48,17 @@ type hold struct {
 	// server's side of it is settled, too.
 	done, finished chan struct{}
 	loans          chan loan
+	// granted is when the server was asked for the lock that it then granted, to
+	// this hold or to the first of those that have passed it on in memory since;
+	// passes counts those.
+	granted time.Time
+	passes  int
 	// confirmed is the sending time of the last answered command. Only the
 	// keeper uses it.
 	confirmed time.Time
+	// over is why the session is, if a check has found that. Only the keeper uses
+	// it.
+	over error
 	// settled is what a release found; it is set before finished is closed.
 	settled error
 
@@ -54,6 +66,10 @@ type hold struct {
 	parts []part      // its locks: one, or those of a LockSet
 	err   error       // why the hold ended; nil while it is held
 	ended time.Time   // when it did
+	told  []*func()   // what has asked to be told
+	lent  bool        // somebody else has used its session, or does so
+	next  *hold       // has got its lock and its session
+	last  bool        // the keeper is settling it, so nobody gets them any more
 	later *time.Timer // ends a hold that was released before its time
 	bound *time.Timer // ends the session if a release takes too long
 }
@@ -86,7 +102,7 @@ type part struct {
 // newHold makes a hold that has no lock yet.
 func newHold(m *Manager, s ports.Session, atLeast time.Duration, sent time.Time) *hold {
 	return &hold{
-		m: m, s: s, atLeast: atLeast,
+		m: m, s: s, atLeast: atLeast, granted: sent,
 		done:      make(chan struct{}),
 		finished:  make(chan struct{}),
 		loans:     make(chan loan),
@@ -160,7 +176,9 @@ func (h *hold) postpone() bool {
 
 // release ends the hold now.
 func (h *hold) release(ctx context.Context) error {
-	h.end(ports.ErrReleased)
+	if h.end(ports.ErrReleased) {
+		h.pass()
+	}
 	h.forget()
 	var err error
 	switch {
@@ -181,9 +199,18 @@ func (h *hold) release(ctx context.Context) error {
 // did. What remains to be done at the server is the keeper's.
 func (h *hold) end(why error) bool {
 	h.m.mu.Lock()
-	defer h.m.mu.Unlock()
+	told, ok := h.endLocked(why)
+	h.m.mu.Unlock()
+	for _, tell := range told {
+		(*tell)()
+	}
+	return ok
+}
+
+// endLocked is end without the telling. The caller holds Manager.mu.
+func (h *hold) endLocked(why error) (told []*func(), ok bool) {
 	if h.err != nil {
-		return false
+		return nil, false
 	}
 	h.err, h.ended = why, time.Now()
 	if h.later != nil {
@@ -196,7 +223,27 @@ func (h *hold) end(why error) bool {
 		h.m.stats.Lost++
 	}
 	close(h.done)
-	return true
+	return h.told, true
+}
+
+// whenEnded has f called when the hold has ended, before anybody else can get
+// the lock from this manager; at once, if it has. What it returns takes that
+// back.
+func (h *hold) whenEnded(f func()) (never func()) {
+	h.m.mu.Lock()
+	over := h.err != nil
+	if !over {
+		h.told = append(h.told, &f)
+	}
+	h.m.mu.Unlock()
+	if over {
+		f()
+	}
+	return func() {
+		h.m.mu.Lock()
+		defer h.m.mu.Unlock()
+		h.told = slices.DeleteFunc(h.told, func(other *func()) bool { return other == &f })
+	}
 }
 
 // lose ends the hold because of cause, unless it has ended already.
@@ -228,6 +275,14 @@ func (h *hold) log(level slog.Level, msg string, err error) {
 
 // keep is the life of the keeper, from the grant to the end of the session.
 func (h *hold) keep() {
+	for h != nil {
+		h = h.attend()
+	}
+}
+
+// attend keeps one hold until it has ended, and returns the one that has got its
+// session, if any.
+func (h *hold) attend() (next *hold) {
 	beatEvery := h.m.window / beatsPerWindow
 	lostAfter := lostAfterBeats * beatEvery
 	// The watchdog works also while the keeper is stuck in a driver that
@@ -240,14 +295,23 @@ func (h *hold) keep() {
 	defer watchdog.Stop()
 	beat := time.NewTimer(beatEvery)
 	defer beat.Stop()
+	soon := time.NewTimer(watchAfter)
+	defer soon.Stop()
 
+	watching := false
 	for beats := 1; ; {
-		over, stop := h.watch()
+		var over <-chan struct{}
+		stop := func() error { return nil }
+		if watching {
+			over, stop = h.watch()
+		}
 		select {
+		case <-soon.C:
+			watching = true
+			continue
 		case <-h.done:
 			watchdog.Stop()
-			h.settle(stop())
-			return
+			return h.settle(stop())
 		case <-over:
 			h.lose(stop())
 		case l := <-h.loans:
@@ -324,6 +388,7 @@ func (h *hold) check(full bool) (confirmed bool) {
 		h.confirmed = sent
 	case errors.Is(err, ports.ErrSessionEnded):
 		h.lose(err)
+		h.over = err
 	default:
 		h.log(slog.LevelWarn, "lock check failed", err)
 	}
@@ -361,9 +426,15 @@ func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) er
 // is.
 func (h *hold) lend(l loan, watchErr error, watchdog *time.Timer) {
 	defer close(l.settled)
-	l.granted <- watchErr == nil
 	if watchErr != nil {
 		h.lose(watchErr)
+	}
+	h.m.mu.Lock()
+	h.lent = h.lent || h.live()
+	live := h.live()
+	h.m.mu.Unlock()
+	l.granted <- live
+	if !live {
 		return
 	}
 	trusted := h.standAside(l.back, watchdog)
@@ -397,7 +468,9 @@ func (h *hold) standAside(back <-chan bool, watchdog *time.Timer) (trusted bool)
 	for {
 		if due && !asking {
 			due, asking = false, true
+			h.m.mu.Lock()
 			h.m.start(func() { heard <- h.ask(w, every) })
+			h.m.mu.Unlock()
 		}
 		select {
 		case trusted := <-back:
@@ -435,10 +508,20 @@ func (h *hold) ask(w ports.Witness, limit time.Duration) testimony {
 }
 
 // settle ends the session of a hold that has ended for its owner, and starts
-// whoever waits for the key in this process. watchErr is why the session is
-// over, if it is.
-func (h *hold) settle(watchErr error) {
+// whoever waits for the key in this process; or it returns the hold that has got
+// its session already. watchErr is why the session is over, if it is.
+func (h *hold) settle(watchErr error) (next *hold) {
 	m := h.m
+	m.mu.Lock()
+	next = h.next
+	h.last = true
+	m.mu.Unlock()
+	if next != nil {
+		if over := cmp.Or(watchErr, h.over); over != nil {
+			next.lose(over)
+		}
+		return next
+	}
 	why := h.Err()
 	if errors.Is(why, ports.ErrReleased) {
 		why = h.unlock(watchErr)
@@ -452,7 +535,7 @@ func (h *hold) settle(watchErr error) {
 		}
 	}
 	if why == nil {
-		m.recycle(h.s)
+		m.letGo(h)
 	} else {
 		h.headStart()
 		m.destroy(h.s, why)
@@ -467,6 +550,7 @@ func (h *hold) settle(watchErr error) {
 	}
 	m.freeSession()
 	m.exit()
+	return nil
 }
 
 // unlock gives the locks back at the server, the last one first, and returns

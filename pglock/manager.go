@@ -52,6 +52,14 @@ type Manager struct {
 	// pinned has the sessions that are open, and whether they carry a hold or
 	// only wait for one.
 	pinned map[ports.Session]bool
+	// spares are sessions that are kept warm, the oldest first; cooling runs when
+	// there are any, and recycles them.
+	spares  []spare
+	cooling *time.Timer
+	// lastRelease is when a session was last let go; inARow counts the locks that
+	// followed each other closely.
+	lastRelease time.Time
+	inARow      int
 	// pending has the *contenders that wait for a session, first come first
 	// served.
 	pending list.List
@@ -79,7 +87,9 @@ type Stats struct {
 	Held int
 	// Waiting is the number of calls that wait for a key.
 	Waiting int
-	// Sessions is the number of pinned sessions, for holds and for waits.
+	// Sessions is the number of pinned sessions, for holds and for waits. One
+	// that is kept for the next lock for a moment, because locks are wanted all
+	// the time, does not count.
 	Sessions int
 	// MaxSessions is the most there may be; 0 if there is no limit.
 	MaxSessions int
@@ -279,6 +289,7 @@ func (m *Manager) Close(ctx context.Context) error {
 		q.answerAll(answer{err: ports.ErrClosed})
 		m.advance(q)
 	}
+	m.coolDown()
 	if !again && m.running == 0 {
 		close(m.idle)
 	}

@@ -387,11 +387,9 @@ func (m *Manager) freeSession() {
 	}
 }
 
-// start runs f on a goroutine that Close waits for.
+// start runs f on a goroutine that Close waits for. The caller holds Manager.mu.
 func (m *Manager) start(f func()) {
-	m.mu.Lock()
 	m.running++
-	m.mu.Unlock()
 	go func() {
 		defer func() {
 			m.mu.Lock()
@@ -595,6 +593,11 @@ func (c *contender) open(ctx context.Context) (ports.Session, error) {
 		m.mu.Unlock()
 		return nil, nil
 	}
+	if s := m.warm(); s != nil {
+		m.pinned[s] = false
+		m.mu.Unlock()
+		return s, nil
+	}
 	c.cancelOpen, c.starved, c.unanswered = cancel, full, c.unanswered || full
 	m.mu.Unlock()
 
@@ -670,22 +673,28 @@ func (c *contender) deliver(s ports.Session, req ports.LockRequest, g ports.Gran
 // give makes the lock that was granted part of h, and answers w, the first in
 // the queue. The caller holds Manager.mu.
 func (c *contender) give(w *waiter, h *hold, g ports.Grant) {
+	c.q.contender = nil
+	c.m.grant(c.q, w, h, g)
+	c.m.advance(c.q)
+}
+
+// grant makes a lock part of h, and answers w, the first in the queue. The
+// caller holds Manager.mu.
+func (m *Manager) grant(q *queue, w *waiter, h *hold, g ports.Grant) {
 	if !w.opts.Fencing {
 		g.Token = 0 // it was asked for by one who has left
 	}
-	h.add(c.q, ports.LockInfo{
+	h.add(q, ports.LockInfo{
 		Key:        w.key,
-		ID:         c.q.id,
+		ID:         q.id,
 		Mode:       w.opts.Mode,
-		HolderID:   c.m.holderID,
+		HolderID:   m.holderID,
 		AcquiredAt: time.Now(),
 		PID:        g.PID,
 		Database:   g.Database,
 		Token:      g.Token,
 	})
-	c.q.contender = nil
-	c.q.answerOne(w, answer{hold: h})
-	c.m.advance(c.q)
+	q.answerOne(w, answer{hold: h})
 }
 
 // sleep waits for about d, unless c is stirred.

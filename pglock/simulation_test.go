@@ -506,7 +506,7 @@ func (sim *simulation) vanish(which func(*simHold) bool) {
 			h.vanished = time.Now()
 			sim.stats.Lost++
 			trouble := sim.trouble[h.info.PID] - sim.running[h.info.PID]
-			bound := h.node.lossBound(h.info.PID)
+			bound := h.node.lossBound(h.info)
 			sim.tasks.Go(func() { sim.awaitLoss(h, bound, trouble) })
 		}
 	}
@@ -514,12 +514,13 @@ func (sim *simulation) vanish(which func(*simHold) bool) {
 
 // lossBound is how long the owner of a hold may be left in its belief after
 // the server has ended the hold. The caller holds sim.mu.
-func (n *simNode) lossBound(pid int) time.Duration {
+func (n *simNode) lossBound(info ports.LockInfo) time.Duration {
+	const watchAfter = 10 * time.Millisecond // a hold is not watched at first, and may be lent then
 	switch {
-	case n.sim.killed[pid].IsZero():
+	case n.sim.killed[info.PID].IsZero():
 		// Its locks were dropped: only a look at the locks can tell.
 		return n.window
-	case n.blind || n.sim.running[pid] > 0:
+	case n.blind || n.sim.running[info.PID] > 0 || time.Since(info.AcquiredAt) < watchAfter:
 		return 3*n.window/5 + 1
 	default:
 		return 1 // the next tick of the virtual clock

@@ -23,6 +23,11 @@ const closeGrace = time.Second
 // be longer. A small deadlock_timeout makes waits short, but not that short.
 const shortWait = 50 * time.Millisecond
 
+// nameAge is how old the time in the name of a holder's session may be that gets
+// another lock: the name shows whole seconds, and renewing it would double the
+// cost of a lock that is free.
+const nameAge = 500 * time.Millisecond
+
 // instead says what to do where session locks are unsafe.
 const instead = "use session pooling, a direct connection, or transaction locks (sqllock.AcquireTx)"
 
@@ -118,8 +123,11 @@ func (p *pool) Inspect(ctx context.Context, id int64) ([]ports.SessionInfo, erro
 		if waits.Valid {
 			i.Since = time.UnixMicro(int64(waits.Float64 * 1e6))
 		}
-		if holder, since, ok := holderOf(i.Application); ok && i.Granted {
-			i.HolderID, i.Since = holder, since
+		if holder, since, ok := holderOf(i.Application); ok {
+			i.HolderID = holder
+			if i.Granted {
+				i.Since = since
+			}
 		}
 		infos = append(infos, i)
 	}
@@ -192,6 +200,10 @@ type session struct {
 	before string
 	// liveness is the window that the server was asked to keep; 0 if none.
 	liveness time.Duration
+	// named is when the name of a holder's session last got the time.
+	named time.Time
+	// database is where the session is; empty before it has held a lock.
+	database string
 	// doubt: a command failed while it could have taken a lock, or somebody
 	// else's statements ran. Such a session never goes back to the pool.
 	doubt bool
@@ -268,25 +280,35 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	}
 	defer end()
 
-	args := []any{r.ID, milliseconds(r.Wait)}
-	guarded := r.Liveness > 0 && s.before == ""
-	if guarded {
-		args = append(args, holderSettings(r))
+	args := []any{r.ID}
+	if r.Wait > 0 {
+		args = append(args, milliseconds(r.Wait))
 	}
-	statement, args := s.pool.form.bind(lockStatement(r.Mode, r.Wait > 0, r.Fencing, guarded), args...)
+	state := s.tenancy(r)
+	if state == arriving {
+		args = append(args, holderName(r.HolderID))
+	}
+	statement, args := s.pool.form.bind(lockStatement(r, state), args...)
 	if u := s.pool.driver.Unprepared; u != nil && r.Wait > 0 {
 		args = slices.Insert(args, 0, u)
 	}
-	var pid int
-	var database string
-	var recovering, granted bool
-	var token int64
-	var before sql.NullString
-	var set sql.NullInt64
+	var answer struct {
+		pid                      int
+		granted                  sql.NullBool // null in recovery
+		token                    int64
+		database, before, ignore sql.NullString
+	}
+	dest := append(make([]any, 0, 6), &answer.pid, &answer.granted)
+	if r.Fencing {
+		dest = append(dest, &answer.token)
+	}
+	if state == arriving {
+		dest = append(dest, &answer.database, &answer.before, &answer.ignore)
+	}
 	doubted := s.doubt
 	s.doubt = true // until the answer says what the session holds
 	sent := time.Now()
-	err = s.query(ctx, statement, args, &pid, &database, &recovering, &granted, &token, &before, &set)
+	err = s.query(ctx, statement, args, dest...)
 	if waitEnded(err) {
 		early := sqlState(err) != lockTimeout || time.Since(sent) < min(r.Wait/2, shortWait)
 		if err := s.clear(ctx, r); err != nil {
@@ -303,21 +325,38 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	if err := ctx.Err(); err != nil {
 		return ports.Grant{}, context.Cause(ctx)
 	}
-	if err := s.samePID(pid); err != nil {
+	if err := s.samePID(answer.pid); err != nil {
 		return ports.Grant{}, err
 	}
 	s.doubt = doubted
-	s.before += before.String
-	if before.Valid {
-		s.liveness = r.Liveness
+	if answer.before.Valid {
+		s.before, s.liveness = answer.before.String, r.Liveness
+		s.database = answer.database.String
+		s.named = sent
+	} else if state == renewing {
+		s.named = sent
 	}
-	if recovering {
+	granted := answer.granted.Bool
+	switch {
+	case !answer.granted.Valid:
 		return ports.Grant{}, errRecovery
-	}
-	if granted {
+	case granted:
 		s.locks[r.ID] = r.Mode
 	}
-	return ports.Grant{Granted: granted, PID: pid, Database: database, Token: ports.Token(token)}, nil
+	return ports.Grant{Granted: granted, PID: s.pid, Database: s.database, Token: ports.Token(answer.token)}, nil
+}
+
+// tenancy is what the session has to become for a request.
+func (s *session) tenancy(r ports.LockRequest) tenancy {
+	switch {
+	case r.Liveness <= 0 || len(s.locks) > 0:
+		return passing
+	case s.before == "":
+		return arriving
+	case time.Since(s.named) > nameAge:
+		return renewing
+	}
+	return settled
 }
 
 // clear makes sure that nothing is held of a request whose wait the server ended
@@ -341,11 +380,11 @@ func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, 
 	defer end()
 
 	template := exclusiveOr(mode, unlockExclusive, unlockShared)
-	var held, rest bool
+	var held bool
 	dest := []any{&held}
 	if _, ours := s.locks[id]; len(s.locks) == 0 || ours && len(s.locks) == 1 {
 		template += thenAll
-		dest = append(dest, &rest)
+		dest = append(dest, new(any)) // it is void
 	}
 	statement, args := s.pool.form.bind(template, id)
 	if err := s.query(ctx, statement, args, dest...); err != nil {

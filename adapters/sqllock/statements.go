@@ -18,69 +18,95 @@ import (
 // limit at all.
 const limitWait = `set_config('lock_timeout', greatest(1, least($2::bigint, (extract(epoch FROM current_setting('deadlock_timeout')::interval) * 500)::bigint))::text, true)`
 
-// A statement that takes a session lock is built of three selects around each
-// other. PostgreSQL computes the row of an inner one before it looks at the
-// outer one, so their order is the order of events; OFFSET 0 keeps the planner
-// from merging them. A CASE is evaluated lazily and in order, and volatile
-// functions are not folded.
-//
-//  1. Which server process answers, in which database, and whether it is in
-//     recovery; and the lock. A server in recovery grants locks that exclude
-//     nobody on the primary, so none is taken there.
-//  2. If it was granted: the fencing token, and the settings as they are.
-//  3. The settings of a holder.
+// What takes the lock $1, and is null if the server is in recovery: it grants
+// locks that exclude nobody on the primary then, so none is taken. A CASE is
+// evaluated lazily and in order, and volatile functions are not folded.
 const (
-	lockFirst = `SELECT pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering, CASE WHEN pg_is_in_recovery() OR $2::bigint IS NULL THEN false `
-
-	lockTryExclusive  = lockFirst + `ELSE pg_try_advisory_lock($1::bigint) END AS granted OFFSET 0`
-	lockTryShared     = lockFirst + `ELSE pg_try_advisory_lock_shared($1::bigint) END AS granted OFFSET 0`
-	lockWaitExclusive = lockFirst + `WHEN ` + limitWait + ` IS NULL THEN false ELSE pg_advisory_lock($1::bigint) IS NOT NULL END AS granted OFFSET 0`
-	lockWaitShared    = lockFirst + `WHEN ` + limitWait + ` IS NULL THEN false ELSE pg_advisory_lock_shared($1::bigint) IS NOT NULL END AS granted OFFSET 0`
-
-	// The token: the timeline, which grows with each failover, in the top 16
-	// bits, and 48 bits of the transaction's number. The message makes the
-	// transaction one that is flushed to disk when it commits, so its number
-	// is not given out again after a crash.
-	lockToken = `CASE WHEN NOT granted OR pg_logical_emit_message(true, 'holdfast', '') IS NULL` +
-		` OR set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true) IS NULL THEN 0` +
-		` ELSE (('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint << 48) | (pg_current_xact_id()::text::bigint & 281474976710655) END`
-
-	// heldSettings are the settings in $3 that this server knows and that do
-	// something on this connection.
-	heldSettings = `FROM json_each_text($3::json) WHERE current_setting(key, true) IS NOT NULL` +
-		` AND (key NOT LIKE 'tcp%' OR inet_server_addr() IS NOT NULL)` +
-		` AND (key <> 'client_connection_check_interval' OR version() LIKE '%linux%')`
-	lockBefore = `CASE WHEN granted THEN (SELECT json_object_agg(key, current_setting(key))::text ` + heldSettings + `) END`
-	// An operator reads in application_name who holds the lock and since when.
-	lockSettings = `CASE WHEN before IS NOT NULL THEN (SELECT count(set_config(key, CASE key WHEN 'application_name' THEN '` + holderPrefix +
-		`' || to_char(clock_timestamp() AT TIME ZONE 'UTC', '` + holderTimeSQL + `') || ' ' || value ELSE value END, false)) ` + heldSettings + `) END`
+	onPrimary     = `CASE WHEN NOT pg_is_in_recovery()`
+	tryExclusive  = onPrimary + ` THEN pg_try_advisory_lock($1::bigint) END`
+	tryShared     = onPrimary + ` THEN pg_try_advisory_lock_shared($1::bigint) END`
+	waitExclusive = onPrimary + ` AND ` + limitWait + ` IS NOT NULL THEN pg_advisory_lock($1::bigint) IS NOT NULL END`
+	waitShared    = onPrimary + ` AND ` + limitWait + ` IS NOT NULL THEN pg_advisory_lock_shared($1::bigint) IS NOT NULL END`
 )
 
+// lockToken is the fencing token: the timeline, which grows with each failover,
+// in the top 16 bits, and 48 bits of the transaction's number. The message makes
+// the transaction one that is flushed to disk when it commits, so its number is
+// not given out again after a crash.
+const lockToken = `CASE WHEN granted IS NOT TRUE OR pg_logical_emit_message(true, 'holdfast', '') IS NULL` +
+	` OR set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true) IS NULL THEN 0` +
+	` ELSE (('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint << 48) | (pg_current_xact_id()::text::bigint & 281474976710655) END`
+
 // A holder's application_name is holderPrefix, the time of the grant and the
-// holder ID: holderTimeSQL and holderTime are its format in the server's
-// notation and in Go's.
+// holder ID, so that an operator can read them there: holderTimeSQL and
+// holderTime are the format of the time in the server's notation and in Go's.
 const (
 	holderPrefix  = `holdfast `
 	holderTimeSQL = `YYYY-MM-DD"T"HH24:MI:SS"Z"`
 	holderTime    = `2006-01-02T15:04:05Z`
+	holderNow     = `'` + holderPrefix + `' || to_char(clock_timestamp() AT TIME ZONE 'UTC', '` + holderTimeSQL + `')`
+)
+
+// renewName writes the time into the name of a session that has one.
+var renewName = `set_config('application_name', ` + holderNow +
+	` || substr(current_setting('application_name'), ` + strconv.Itoa(len(holderPrefix+holderTime)+1) + `), false)`
+
+// tenancy says in which state a session is that is asked for a lock.
+type tenancy int
+
+const (
+	passing  tenancy = iota // it keeps its settings
+	arriving                // it is to get those of a holder
+	settled                 // it has them
+	renewing                // it has them, and is to get a new time in its name
 )
 
 // lockStatement builds the statement of one request. Its arguments are the ID,
-// the wait in milliseconds, and, if guarded, the settings as a JSON object.
-func lockStatement(mode ports.Mode, waits, fenced, guarded bool) string {
-	first := exclusiveOr(mode, lockTryExclusive, lockTryShared)
-	if waits {
-		first = exclusiveOr(mode, lockWaitExclusive, lockWaitShared)
+// the wait in milliseconds if it waits, and the holder's name if it is arriving.
+// It answers with the server process and the lock; then, with fencing, the
+// token; and for one that arrives, the database, the settings as they were, and
+// something that says nothing.
+//
+// Where the order of events matters, it is built of selects around each other.
+// PostgreSQL computes the row of an inner one before it looks at the outer one;
+// OFFSET 0 keeps the planner from merging them. A try changes settings only when
+// the lock was granted. A wait does so before it waits, since others wait for
+// its lock from then on; if it is in vain, the statement fails, and takes the
+// settings with it.
+func lockStatement(r ports.LockRequest, t tenancy) string {
+	const pid, within = `SELECT pg_backend_pid() AS pid, `, ` OFFSET 0) AS q`
+	lock := exclusiveOr(r.Mode, tryExclusive, tryShared)
+	if r.Wait > 0 {
+		lock = exclusiveOr(r.Mode, waitExclusive, waitShared)
 	}
-	token, before, settings := `0::bigint`, `NULL::text`, `NULL::bigint`
-	if fenced {
-		token = lockToken
+	lock += ` AS granted`
+	token := ""
+	if r.Fencing {
+		token = `, ` + lockToken
 	}
-	if guarded {
-		before, settings = lockBefore, lockSettings
+	if t == arriving && r.Wait > 0 {
+		arrival, was := holderSettings(r.Liveness, 3)
+		q := pid + onPrimary + ` THEN ` + was + ` END AS before`
+		q = `SELECT pid, before, CASE WHEN before IS NOT NULL THEN ` + arrival + ` END AS arrival FROM (` + q + within
+		q = `SELECT pid, before, arrival, ` + lock + ` FROM (` + q + within
+		return `SELECT pid, granted` + token + `, current_database()::text, before, arrival FROM (` + q + within
 	}
-	return `SELECT pid, database, recovering, granted, token, before, ` + settings +
-		` FROM (SELECT pid, database, recovering, granted, ` + token + ` AS token, ` + before + ` AS before FROM (` + first + `) AS a OFFSET 0) AS b`
+	if t == arriving {
+		arrival, was := holderSettings(r.Liveness, 2)
+		q := `SELECT pid, granted, CASE WHEN granted THEN ` + was + ` END AS before FROM (` + pid + lock + within
+		return `SELECT pid, granted` + token + `, current_database()::text, before, CASE WHEN before IS NOT NULL THEN ` + arrival + ` END FROM (` + q + within
+	}
+	q := pid
+	if t == renewing {
+		q = `SELECT ` + renewName + ` AS name, pg_backend_pid() AS pid, `
+	}
+	switch {
+	case r.Fencing:
+		return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
+	case t == renewing:
+		return `SELECT pid, granted FROM (` + q + lock + within
+	}
+	return q + lock
 }
 
 const (
@@ -88,7 +114,7 @@ const (
 	unlockShared    = `SELECT pg_advisory_unlock_shared($1::bigint)`
 	// thenAll, behind an unlock, takes whatever else the session holds: counts
 	// that were stacked, locks of the caller's own SQL.
-	thenAll = `, pg_advisory_unlock_all()::text IS NULL`
+	thenAll = `, pg_advisory_unlock_all()`
 	// restore puts the settings in $1 back. It is a statement of its own, so
 	// that those who wait for the lock do not wait for it.
 	restore   = `SELECT count(set_config(key, value, false)) FROM json_each_text($1::json)`

@@ -1,7 +1,6 @@
 package sqllock
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"strings"
@@ -92,37 +91,28 @@ func FuzzAHolderIDIsHarmlessAndFoundAgain(f *testing.F) {
 	}
 	f.Add(strings.Repeat("x", 1<<20))
 	f.Fuzz(func(t *testing.T, id string) {
-		settings := holderSettings(ports.LockRequest{HolderID: id, Liveness: 15 * time.Second})
-		for _, mode := range []ports.Mode{ports.Exclusive, ports.Shared} {
-			for i := range 8 {
-				wait, fenced, guarded := i&1 > 0, i&2 > 0, i&4 > 0
-				args := []any{int64(-1), int64(500)}
-				want := 0
-				if guarded {
-					args, want = append(args, settings), 1
+		name := holderName(id)
+		for _, r := range requests() {
+			for _, state := range []tenancy{passing, arriving, settled} {
+				args := []any{int64(-1)}
+				if r.Wait > 0 {
+					args = append(args, int64(500))
 				}
-				statement, _ := inText.bind(lockStatement(mode, wait, fenced, guarded), args...)
+				if state == arriving {
+					args = append(args, name)
+				}
+				statement, _ := inText.bind(lockStatement(r, state), args...)
 				values, around, err := literals(statement)
 				if err != nil || strings.Contains(around, "$") {
 					t.Fatalf("%q: %v in %q", id, err, statement)
 				}
-				for _, v := range values {
-					if v != settings {
-						t.Errorf("%q: the literal says %q", id, v)
-					}
-				}
-				if (len(values) > 0) != (want > 0) {
-					t.Errorf("%d literals in %q", len(values), statement)
+				if state == arriving && (len(values) != 1 || values[0] != name) || state != arriving && len(values) > 0 {
+					t.Errorf("%q: the literals %q in %q", id, values, statement)
 				}
 			}
 		}
 
 		// What the server makes of it.
-		var set map[string]string
-		if err := json.Unmarshal([]byte(settings), &set); err != nil {
-			t.Fatal(err)
-		}
-		name := set["application_name"]
 		at := time.Date(2026, 11, 29, 23, 20, 5, 0, time.UTC)
 		application := holderPrefix + at.Format(holderTime) + " " + name
 		if len(application) > maxApplicationName {
@@ -140,6 +130,21 @@ func FuzzAHolderIDIsHarmlessAndFoundAgain(f *testing.F) {
 			t.Errorf("%q became %q", id, name)
 		}
 	})
+}
+
+// requests are one of each kind.
+func requests() (all []ports.LockRequest) {
+	for i := range 8 {
+		r := ports.LockRequest{Liveness: 15 * time.Second, Fencing: i&1 > 0}
+		if i&2 > 0 {
+			r.Wait = 500 * time.Millisecond
+		}
+		if i&4 > 0 {
+			r.Mode = ports.Shared
+		}
+		all = append(all, r)
+	}
+	return all
 }
 
 func printable(s string) bool {
@@ -203,9 +208,9 @@ func TestHolderOfKnowsNobodyElse(t *testing.T) {
 // network broke, a good while after the holder is told.
 func TestTheServersSideOfTheWindow(t *testing.T) {
 	for _, window := range []time.Duration{5 * time.Second, 5*time.Second + 1, 7300 * time.Millisecond, 9 * time.Second, 15 * time.Second, time.Minute, time.Hour} {
-		var set map[string]string
-		if err := json.Unmarshal([]byte(holderSettings(ports.LockRequest{Liveness: window})), &set); err != nil {
-			t.Fatal(err)
+		set := make(map[string]string)
+		for _, s := range settings(window) {
+			set[s.name] = s.value
 		}
 		seconds := func(name string) time.Duration {
 			d, err := time.ParseDuration(set[name] + "s")

@@ -43,12 +43,15 @@ func TestChaos(t *testing.T) {
 	}
 	results := []*result{ours}
 	peerSeconds := setting(t, "CHAOS_PEER_SECONDS", 180)
+	must(t, writeReport(report, results)) // whatever becomes of the others
 	for _, l := range []library{goPglock, cirello} {
-		r := run(t, l, seed, time.Duration(peerSeconds)*time.Second)
-		t.Log("\n" + r.summary())
-		results = append(results, r)
+		t.Run(l.name, func(t *testing.T) {
+			r := run(t, l, seed, time.Duration(peerSeconds)*time.Second)
+			t.Log("\n" + r.summary())
+			results = append(results, r)
+			must(t, writeReport(report, results))
+		})
 	}
-	must(t, writeReport(report, results))
 }
 
 // setting reads a number from the environment.
