@@ -1,0 +1,262 @@
+package pglock_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/adapters/memlock"
+	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+// waitInLine has n calls wait for the key, and sends their locks in the order in
+// which they are granted.
+func waitInLine(t *testing.T, m *pglock.Manager, n int, opts ...ports.AcquireOption) <-chan ports.Lock {
+	t.Helper()
+	granted := make(chan ports.Lock, n)
+	for range n {
+		go func() {
+			lock, err := m.Acquire(bg, "k", opts...)
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- lock
+		}()
+		synctest.Wait()
+	}
+	return granted
+}
+
+func TestALockIsPassedOnWithoutAskingTheServer(t *testing.T) {
+	bubble(t, func(t *testing.T, server *memlock.Server) {
+		m := manager(t, server.Pool())
+		lock := acquire(t, m, "k")
+		next := waitInLine(t, m, 5)
+		locks, unlocks := server.Commands("lock"), server.Commands("unlock")
+		for range 5 {
+			ctx, cancel := pglock.Context(bg, lock)
+			if err := lock.Release(bg); err != nil {
+				t.Error(err)
+			}
+			if ctx.Err() == nil {
+				t.Error("the work under a lock goes on when its successor has it")
+			}
+			cancel()
+			pid := lock.Info().PID
+			wraps(t, lock.Err(), ports.ErrReleased)
+			if lock = <-next; lock.Info().PID != pid || lock.Err() != nil {
+				t.Errorf("%+v, %v", lock.Info(), lock.Err())
+			}
+			if holders := server.Holders(lock.Info().ID); len(holders) != 1 || holders[0].PID != pid || m.HeldCount() != 1 {
+				t.Errorf("%+v, %d held", holders, m.HeldCount())
+			}
+		}
+		if server.Commands("lock") != locks || server.Commands("unlock") != unlocks {
+			t.Error("the server was asked")
+		}
+		if err := lock.Release(bg); err != nil || server.Locks() != 0 {
+			t.Errorf("%v, %d locks", err, server.Locks())
+		}
+		if stats := m.Stats(); stats.Acquired != 6 || stats.Lost != 0 || stats.Destroyed != 0 {
+			t.Errorf("%+v", stats)
+		}
+	})
+}
+
+// A lock that was passed on is as much a lock as any other.
+func TestALockThatWasPassedOnIsLookedAfter(t *testing.T) {
+	for name, blind := range map[string]bool{"watched": false, "not watched": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, server *memlock.Server) {
+				var opts []memlock.PoolOption
+				if blind {
+					opts = append(opts, memlock.WithoutWatch())
+				}
+				m := manager(t, server.Pool(opts...))
+				first := acquire(t, m, "k")
+				next := waitInLine(t, m, 1)
+				first.Release(bg)
+				lock := <-next
+				time.Sleep(5 * window)
+				if lock.Err() != nil || server.Commands("check") < 20 {
+					t.Errorf("%v after %d checks", lock.Err(), server.Commands("check"))
+				}
+				if err := lock.(ports.SessionLender).LendSession(bg, func(ports.Session) bool { return true }); err != nil {
+					t.Error(err)
+				}
+				if err := first.(ports.SessionLender).LendSession(bg, func(ports.Session) bool { return true }); err == nil {
+					t.Error("a hold that is over lends the session of its successor")
+				}
+				server.Kill(lock.Info().PID)
+				start := time.Now()
+				<-lock.Done()
+				if time.Since(start) > window/5 {
+					t.Errorf("told after %v", time.Since(start))
+				}
+				wraps(t, lock.Err(), ports.ErrLost)
+				wraps(t, lock.Release(bg), ports.ErrLost)
+				if err := first.Release(bg); err != nil {
+					t.Errorf("the second release of the first hold: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// Whoever is busy with a key in one process does not keep the others from it:
+// they wait for one turn of it at most.
+func TestPassingOnDoesNotStarveOtherProcesses(t *testing.T) {
+	for name, held := range map[string]time.Duration{"moments": 0, "milliseconds": 7 * time.Millisecond, "seconds": 2 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, server *memlock.Server) {
+				const rounds = 3
+				busy, other := manager(t, server.Pool()), manager(t, server.Pool())
+				ctx, stop := context.WithCancel(bg)
+				var wg sync.WaitGroup
+				for range 3 {
+					wg.Go(func() {
+						for ctx.Err() == nil {
+							err := pglock.Do(ctx, busy, "k", func(context.Context) error { time.Sleep(held); return nil })
+							if err != nil && ctx.Err() == nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				time.Sleep(held)
+				for range rounds {
+					start, before := time.Now(), busy.Stats().Acquired
+					lock := acquire(t, other, "k")
+					if took, most := time.Since(start), 50*time.Millisecond+2*held; took > most {
+						t.Errorf("waited %v, longer than %v", took, most)
+					}
+					if others := busy.Stats().Acquired - before; others > 1001 {
+						t.Errorf("%d others went before", others)
+					}
+					lock.Release(bg)
+				}
+				stop()
+				wg.Wait()
+			})
+		})
+	}
+}
+
+func TestWhatOnlyTheServerCanGiveIsNotPassedOn(t *testing.T) {
+	for name, opts := range map[string][]ports.AcquireOption{
+		"a token":       {ports.WithFencing()},
+		"a shared lock": {ports.WithShared()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, server *memlock.Server) {
+				m := manager(t, server.Pool())
+				lock := acquire(t, m, "k", ports.WithFencing())
+				next := waitInLine(t, m, 3, opts...)
+				for range 3 {
+					unlocks := server.Commands("unlock")
+					token := lock.Info().Token
+					if err := lock.Release(bg); err != nil {
+						t.Error(err)
+					}
+					if lock = <-next; server.Commands("unlock") == unlocks {
+						t.Error("it was passed on")
+					}
+					if name == "a token" && lock.Info().Token <= token {
+						t.Errorf("token %d after %d", lock.Info().Token, token)
+					}
+				}
+				lock.Release(bg)
+			})
+		})
+	}
+}
+
+// A session on which somebody else has worked, or that is lent, is not for the
+// next one.
+func TestALentSessionIsNotPassedOn(t *testing.T) {
+	bubble(t, func(t *testing.T, server *memlock.Server) {
+		m := manager(t, server.Pool())
+		lock := acquire(t, m, "k")
+		next := waitInLine(t, m, 2)
+		lend(t, lock, time.Millisecond)
+		unlocks := server.Commands("unlock")
+		if err := lock.Release(bg); err != nil {
+			t.Error(err)
+		}
+		lock = <-next
+		if server.Commands("unlock") == unlocks {
+			t.Error("it was passed on")
+		}
+		go lend(t, lock, window)
+		synctest.Wait()
+		if err := lock.Release(bg); err == nil {
+			t.Error("the release of a lent session came back at once")
+		}
+		second := <-next
+		if second.Info().PID == lock.Info().PID {
+			t.Error("two use one session")
+		}
+		second.Release(bg)
+		time.Sleep(window)
+	})
+}
+
+func TestASessionStaysWarmWhileLocksFollowEachOther(t *testing.T) {
+	bubble(t, func(t *testing.T, server *memlock.Server) {
+		pool := server.Pool(memlock.WithLimit(4))
+		m := manager(t, pool)
+		inUse := func() int { n, _ := pool.Usage(); return n }
+		pairs := func(n int) {
+			for range n {
+				lock := acquire(t, m, "k")
+				time.Sleep(time.Millisecond)
+				if err := lock.Release(bg); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		pairs(3)
+		if n := inUse(); n != 0 {
+			t.Errorf("after a few locks, %d sessions are pinned", n)
+		}
+		pairs(20)
+		if n := inUse(); n != 1 || m.Stats().Sessions != 0 || server.Locks() != 0 {
+			t.Errorf("%d sessions are pinned, %+v", n, m.Stats())
+		}
+		time.Sleep(100 * time.Millisecond)
+		if n := inUse(); n != 0 {
+			t.Errorf("%d sessions stay pinned", n)
+		}
+
+		// What happens to a warm session meanwhile harms nobody.
+		pairs(20)
+		server.Kill(1)
+		pairs(20)
+		// In a full pool none is kept.
+		var others []ports.Session
+		for range 3 - inUse() {
+			s, err := pool.Open(bg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			others = append(others, s)
+		}
+		time.Sleep(100 * time.Millisecond)
+		s, err := pool.Open(bg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, s)
+		pairs(20)
+		if n := inUse(); n != len(others) {
+			t.Errorf("%d sessions are in use beside %d", n, len(others))
+		}
+		for _, s := range others {
+			s.Destroy()
+		}
+		pairs(20) // Close finds one that is warm
+	})
+}
