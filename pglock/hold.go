@@ -51,10 +51,11 @@ type hold struct {
 	settled error
 
 	// guarded by Manager.mu:
-	parts []part      // its locks: one, or those of a LockSet
-	err   error       // why the hold ended; nil while it is held
-	later *time.Timer // ends a hold that was released before its time
-	bound *time.Timer // ends the session if a release takes too long
+	parts     []part      // its locks: one, or those of a LockSet
+	contended bool        // someone else was in the way of the newest of them
+	err       error       // why the hold ended; nil while it is held
+	later     *time.Timer // ends a hold that was released before its time
+	bound     *time.Timer // ends the session if a release takes too long
 }
 
 var _ interface {
@@ -110,6 +111,14 @@ func (h *hold) infos() []ports.LockInfo {
 	return infos
 }
 
+// newest describes the lock that was added last, and says whether someone else
+// was in its way.
+func (h *hold) newest() (info ports.LockInfo, contended bool) {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	return h.parts[len(h.parts)-1].info, h.contended
+}
+
 // Info implements ports.Lock.
 func (h *hold) Info() ports.LockInfo { return h.info }
 
@@ -152,7 +161,17 @@ func (h *hold) postpone() bool {
 
 // release ends the hold now.
 func (h *hold) release(ctx context.Context) error {
-	h.end(ports.ErrReleased)
+	if !h.end(ports.ErrReleased) && !errors.Is(h.Err(), ports.ErrLost) {
+		return h.confirm(ctx) // of an earlier release, which was told
+	}
+	told := h.m.observers.release(ctx, h)
+	err := h.confirm(ctx)
+	told(err)
+	return err
+}
+
+// confirm waits for what the server says to the end of the hold.
+func (h *hold) confirm(ctx context.Context) error {
 	h.forget()
 	var err error
 	switch {
@@ -172,6 +191,14 @@ func (h *hold) release(ctx context.Context) error {
 // end ends the hold for its owner, if nothing has yet, and reports whether it
 // did. What remains to be done at the server is the keeper's.
 func (h *hold) end(why error) bool {
+	first := h.endOnce(why)
+	if first {
+		h.m.observers.ended(h, why)
+	}
+	return first
+}
+
+func (h *hold) endOnce(why error) bool {
 	h.m.mu.Lock()
 	defer h.m.mu.Unlock()
 	if h.err != nil {
@@ -215,7 +242,7 @@ func (h *hold) forget() {
 // log reports what has happened to the hold.
 func (h *hold) log(level slog.Level, msg string, err error) {
 	h.m.logger.Log(context.Background(), level, msg,
-		"key", h.info.Key, "id", h.info.ID, "database", h.info.Database, "pid", h.info.PID, "error", err)
+		"key", h.m.logKey(h.info.Key), "id", h.info.ID, "database", h.info.Database, "pid", h.info.PID, "error", err)
 }
 
 // keep is the life of the keeper, from the grant to the end of the session.
@@ -368,6 +395,7 @@ func (h *hold) settle(watchErr error) {
 			m.mu.Lock()
 			m.stats.Lost++
 			m.mu.Unlock()
+			m.observers.lost(h, why)
 		}
 		if why != nil {
 			h.log(slog.LevelError, "lock release failed", why)
@@ -448,11 +476,12 @@ func (m *Manager) unlock(ctx context.Context, s ports.Session, id int64, mode po
 func (m *Manager) recycle(s ports.Session) {
 	recycled, _ := bounded(m, s, 0, func() (bool, error) { return s.Recycle(context.Background()), nil })
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	delete(m.pinned, s)
 	if !recycled {
 		m.stats.Destroyed++
 	}
+	m.mu.Unlock()
+	m.observers.sessionClosed(SessionEnd{Destroyed: !recycled})
 }
 
 // destroy ends a session because of err.
@@ -467,4 +496,5 @@ func (m *Manager) destroy(s ports.Session, err error) {
 	}
 	m.mu.Unlock()
 	m.logger.Log(context.Background(), level, "lock session ended", "error", err)
+	m.observers.sessionClosed(SessionEnd{Destroyed: true, Err: err})
 }

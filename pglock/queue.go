@@ -582,7 +582,7 @@ func (c *contender) open(ctx context.Context) (ports.Session, error) {
 	c.cancelOpen, c.starved = cancel, full
 	m.mu.Unlock()
 
-	s, err := m.pool.Open(ctx)
+	s, err := m.open(ctx)
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -666,6 +666,7 @@ func (c *contender) give(w *waiter, h *hold, g ports.Grant) {
 		Database:   g.Database,
 		Token:      g.Token,
 	})
+	h.contended = w.contended
 	c.q.contender = nil
 	c.q.answerOne(w, answer{hold: h})
 	c.m.advance(c.q)
