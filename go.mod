@@ -3,6 +3,7 @@ module github.com/holdfast-go/holdfast
 go 1.25.0
 
 require (
+	github.com/DATA-DOG/go-sqlmock v1.5.2
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/lib/pq v1.11.2
 	go.opentelemetry.io/otel v1.20.0
