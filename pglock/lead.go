@@ -143,6 +143,9 @@ func (e *Elector) Run(ctx context.Context, fn func(ctx context.Context) error) e
 	e.started = true
 	e.mu.Unlock()
 	defer e.end()
+	if ports.NewAcquireOptions(e.campaign...).Mode == ports.Shared {
+		return &ports.LockError{Op: "acquire", Key: e.key, Err: fmt.Errorf("%w: a leadership has no shared mode; leave WithShared out of WithCampaign, or use a Semaphore", ports.ErrUnsupported)}
+	}
 
 	for failures := 0; ; failures++ {
 		began := time.Now()

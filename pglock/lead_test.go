@@ -341,6 +341,9 @@ func TestLeadReturnsWhenThereIsNothingMoreToDo(t *testing.T) {
 			t.Errorf("a second run says %v", err)
 		}
 
+		if err := pglock.Lead(bg, m, "leader", nil, pglock.WithCampaign(ports.WithShared())); !errors.Is(err, ports.ErrUnsupported) {
+			t.Errorf("in shared mode: %v", err)
+		}
 		if err := m.Close(bg); err != nil {
 			t.Fatal(err)
 		}
