@@ -107,7 +107,6 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 			holderID: defaultHolderID(),
 			keyFunc:  SHA256Key,
 			window:   DefaultLivenessWindow,
-			logger:   slog.New(slog.DiscardHandler),
 			logKey:   func(key string) string { return key },
 		},
 		queues: make(map[int64]*queue),
@@ -120,6 +119,11 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 		if opt != nil {
 			opt(&m.config)
 		}
+	}
+	if m.logger == nil {
+		m.logger = slog.New(slog.DiscardHandler)
+	} else {
+		m.observers = append(m.observers, logObserver(m.logger, m.logKey))
 	}
 	return m
 }

@@ -316,6 +316,42 @@ func TestWhatAnObserverIsToldAddsUp(t *testing.T) {
 	})
 }
 
+func TestALogAtLevelDebugTellsTheLifeOfALock(t *testing.T) {
+	bubble(t, func(t *testing.T, server *memlock.Server) {
+		var out bytes.Buffer
+		var level slog.LevelVar
+		handler := slog.NewTextHandler(&out, &slog.HandlerOptions{Level: &level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			switch a.Key {
+			case "time", "level", "id", "pid":
+				return slog.Attr{}
+			}
+			return a
+		}})
+		m := manager(t, server.Pool(), pglock.WithLogger(slog.New(handler)), pglock.WithKeyRedaction(strings.ToUpper))
+		use := func() {
+			lock := acquire(t, m, "k")
+			_, err := m.Acquire(bg, "k", ports.WithTimeout(3*time.Second))
+			wraps(t, err, ports.ErrNotAcquired)
+			if err := lock.Release(bg); err != nil {
+				t.Fatal(err)
+			}
+		}
+		use()
+		if out.Len() != 0 {
+			t.Errorf("at level info the log shows %q", out.String())
+		}
+		level.Set(slog.LevelDebug)
+		use()
+		want := `msg="lock acquired" key=K mode=exclusive waited=0s contended=false
+msg="lock not acquired" key=K mode=exclusive waited=3s contended=true error="lock not acquired: someone else holds it: context deadline exceeded"
+msg="lock ended" key=K held=3s cause="lock released"
+`
+		if out.String() != want {
+			t.Errorf("the log shows\n%swant\n%s", out.String(), want)
+		}
+	})
+}
+
 func TestLogsShowRedactedKeys(t *testing.T) {
 	bubble(t, func(t *testing.T, server *memlock.Server) {
 		var out bytes.Buffer

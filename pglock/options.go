@@ -83,7 +83,8 @@ func WithMaxSessions(n int) Option {
 }
 
 // WithLogger has the manager log what an operator should know: lost holds,
-// releases that could not be confirmed, sessions that were ended in doubt.
+// releases that could not be confirmed, sessions that were ended in doubt; and,
+// at level debug, what became of every acquire and the end of every hold.
 // The default, and nil, is silence.
 func WithLogger(l *slog.Logger) Option {
 	return func(c *config) {
