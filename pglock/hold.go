@@ -54,6 +54,7 @@ type hold struct {
 	parts     []part      // its locks: one, or those of a LockSet
 	contended bool        // someone else was in the way of the newest of them
 	err       error       // why the hold ended; nil while it is held
+	ended     time.Time   // when it did
 	later     *time.Timer // ends a hold that was released before its time
 	bound     *time.Timer // ends the session if a release takes too long
 }
@@ -62,6 +63,13 @@ var _ interface {
 	ports.Lock
 	ports.SessionLender
 } = (*hold)(nil)
+
+// testimony is what another session says of a hold whose own one is lent.
+type testimony struct {
+	sent  time.Time
+	holds bool
+	err   error
+}
 
 // loan is one use of the session by somebody else.
 type loan struct {
@@ -204,7 +212,7 @@ func (h *hold) endOnce(why error) bool {
 	if h.err != nil {
 		return false
 	}
-	h.err = why
+	h.err, h.ended = why, time.Now()
 	if h.later != nil {
 		h.later.Stop()
 	}
@@ -253,6 +261,7 @@ func (h *hold) keep() {
 	// ignores its context; ending the session gets the keeper out.
 	watchdog := time.AfterFunc(time.Until(h.confirmed.Add(lostAfter)), func() {
 		h.lose(errSilent)
+		h.headStart()
 		h.s.Destroy()
 	})
 	defer watchdog.Stop()
@@ -269,7 +278,6 @@ func (h *hold) keep() {
 		case <-over:
 			h.lose(stop())
 		case l := <-h.loans:
-			watchdog.Stop()
 			lent := time.Now()
 			h.lend(l, stop(), watchdog)
 			if time.Since(lent) >= beatEvery {
@@ -290,6 +298,18 @@ func (h *hold) keep() {
 		if ok, left := h.remaining(lostAfter); ok {
 			watchdog.Reset(left)
 		}
+	}
+}
+
+// headStart gives the work that ran under a hold a beat to stop, if nothing but
+// silence has ended it: the server may still have the lock, and hear of the end
+// of the session at once, although we hear nothing of it.
+func (h *hold) headStart() {
+	h.m.mu.Lock()
+	silent, end := errors.Is(h.err, errSilent), h.ended.Add(h.m.window/beatsPerWindow)
+	h.m.mu.Unlock()
+	if silent {
+		time.Sleep(time.Until(end))
 	}
 }
 
@@ -373,7 +393,9 @@ func (h *hold) lend(l loan, watchErr error, watchdog *time.Timer) {
 		h.lose(watchErr)
 		return
 	}
-	if <-l.back {
+	trusted := h.standAside(l.back, watchdog)
+	watchdog.Stop()
+	if trusted {
 		h.confirmed = time.Now()
 		return
 	}
@@ -381,6 +403,62 @@ func (h *hold) lend(l loan, watchErr error, watchdog *time.Timer) {
 	if !h.check(true) {
 		h.lose(errDoubt)
 	}
+}
+
+// standAside waits for a borrower to be done, and returns whether the session is
+// still to be trusted. The borrower may do nothing with it for long; so each
+// beat another session of the pool is asked for the hold, and the loss that it
+// knows of, or the silence of the server, is told as at any other time. A pool
+// without room for that says nothing of the hold: the watchdog is put off.
+func (h *hold) standAside(back <-chan bool, watchdog *time.Timer) (trusted bool) {
+	w, ok := h.m.pool.(ports.Witness)
+	if !ok {
+		watchdog.Stop()
+		return <-back
+	}
+	every := h.m.window / beatsPerWindow
+	beat := time.NewTicker(every)
+	defer beat.Stop()
+	heard := make(chan testimony, 1)
+	due, asking := false, false
+	for {
+		if due && !asking {
+			due, asking = false, true
+			h.m.start(func() { heard <- h.ask(w, every) })
+		}
+		select {
+		case trusted := <-back:
+			return trusted
+		case <-beat.C:
+			due = true
+		case t := <-heard:
+			asking = false
+			switch {
+			case t.err == nil && !t.holds:
+				h.lose(errGone)
+			case t.err == nil, errors.Is(t.err, ports.ErrPoolExhausted):
+				h.confirmed = t.sent
+				if live, left := h.remaining(lostAfterBeats * every); live {
+					watchdog.Reset(left)
+				}
+			default:
+				h.log(slog.LevelWarn, "lock check on another session failed", t.err)
+			}
+		}
+	}
+}
+
+// ask has another session say whether the server has the locks of h.
+func (h *hold) ask(w ports.Witness, limit time.Duration) testimony {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	var ids []int64
+	for _, info := range h.infos() {
+		ids = append(ids, info.ID)
+	}
+	t := testimony{sent: time.Now()}
+	t.holds, t.err = w.Holds(ctx, h.info.PID, ids)
+	return t
 }
 
 // settle ends the session of a hold that has ended for its owner, and starts
@@ -404,6 +482,7 @@ func (h *hold) settle(watchErr error) {
 	if why == nil {
 		m.recycle(h.s)
 	} else {
+		h.headStart()
 		m.destroy(h.s, why)
 	}
 	h.settled = why

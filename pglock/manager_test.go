@@ -1079,6 +1079,94 @@ func TestContextEndsWithTheHold(t *testing.T) {
 	})
 }
 
+// lend borrows the session of lock for d, and returns how the hold has fared.
+func lend(t *testing.T, lock ports.Lock, d time.Duration) error {
+	t.Helper()
+	if err := lock.(ports.SessionLender).LendSession(bg, func(ports.Session) bool { time.Sleep(d); return true }); err != nil {
+		t.Error(err)
+	}
+	return lock.Err()
+}
+
+// failing has every question about another session fail.
+func failing(_ context.Context, c memlock.Command) error {
+	if c.Op == "holds" {
+		return errors.New("the server has no time")
+	}
+	return nil
+}
+
+func TestABorrowerIsToldOfALoss(t *testing.T) {
+	for name, broken := range map[string]struct {
+		breaks func(server *memlock.Server, pid int)
+		within time.Duration
+	}{
+		"the session has ended":   {func(server *memlock.Server, pid int) { server.Kill(pid) }, window / 5},
+		"the lock is gone":        {func(server *memlock.Server, pid int) { server.DropLocks(pid) }, window / 5},
+		"the network is cut":      {func(server *memlock.Server, _ int) { server.Intercept(stuck("holds")) }, 3 * window / 5},
+		"no question is answered": {func(server *memlock.Server, _ int) { server.Intercept(failing) }, 3 * window / 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, server *memlock.Server) {
+				m := manager(t, server.Pool())
+				lock := acquire(t, m, "k")
+				broke := make(chan time.Time, 1)
+				time.AfterFunc(4*window+window/7, func() {
+					broke <- time.Now()
+					broken.breaks(server, lock.Info().PID)
+				})
+				go lend(t, lock, 20*window)
+				<-lock.Done()
+				if took := time.Since(<-broke); took > broken.within {
+					t.Errorf("told after %v, later than %v", took, broken.within)
+				}
+				wraps(t, lock.Err(), ports.ErrLost)
+				server.Intercept(nil)
+				time.Sleep(20 * window)
+			})
+		})
+	}
+}
+
+func TestALongLoanIsNoLoss(t *testing.T) {
+	bubble(t, func(t *testing.T, server *memlock.Server) {
+		m := manager(t, server.Pool(memlock.WithLimit(2)))
+		lock := acquire(t, m, "k")
+		if err := lend(t, lock, 10*window); err != nil {
+			t.Error(err)
+		}
+		if asked := server.Commands("holds"); asked < 48 || asked > 50 {
+			t.Errorf("asked %d times in 50 beats", asked)
+		}
+		// Nor is it one if the network loses an answer now and then,
+		lost := 0
+		server.Intercept(func(ctx context.Context, c memlock.Command) error {
+			if c.Op == "holds" && !c.Done {
+				if lost++; lost%2 == 0 {
+					<-ctx.Done()
+				}
+			}
+			return nil
+		})
+		if err := lend(t, lock, 10*window); err != nil {
+			t.Error(err)
+		}
+		server.Intercept(nil)
+		// or if the pool has no session to ask on.
+		asked := server.Commands("holds")
+		full := manager(t, server.Pool(memlock.WithLimit(1)), pglock.WithMaxSessions(1))
+		alone := acquire(t, full, "alone")
+		if err := lend(t, alone, 10*window); err != nil || server.Commands("holds") != asked {
+			t.Errorf("%v, asked %d times", err, server.Commands("holds")-asked)
+		}
+		for _, l := range []ports.Lock{lock, alone} {
+			if err := l.Release(bg); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 func TestALentSessionIsUsedByNobodyElse(t *testing.T) {
 	bubble(t, func(t *testing.T, server *memlock.Server) {
 		m := manager(t, server.Pool())

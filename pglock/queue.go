@@ -248,7 +248,7 @@ func (m *Manager) leave(q *queue, w *waiter, why error) (*hold, error) {
 	switch {
 	case w.contended:
 		err = errRefused
-	case q.contender != nil && q.contender.starved:
+	case q.contender != nil && (q.contender.starved || q.contender.unanswered):
 		err = fmt.Errorf("%w: %w", m.exhausted(), why)
 	default:
 		err = fmt.Errorf("no answer from the server yet: %w", why)
@@ -371,7 +371,7 @@ func (m *Manager) admit(c *contender) {
 		go c.run()
 		return
 	}
-	c.pending, c.starved = m.pending.PushBack(c), true
+	c.pending, c.starved, c.unanswered = m.pending.PushBack(c), true, true
 }
 
 // freeSession gives up one pinned session, or the right to one, and starts the
@@ -385,6 +385,21 @@ func (m *Manager) freeSession() {
 		}
 		m.admit(m.pending.Remove(m.pending.Front()).(*contender))
 	}
+}
+
+// start runs f on a goroutine that Close waits for.
+func (m *Manager) start(f func()) {
+	m.mu.Lock()
+	m.running++
+	m.mu.Unlock()
+	go func() {
+		defer func() {
+			m.mu.Lock()
+			m.exit()
+			m.mu.Unlock()
+		}()
+		f()
+	}()
 }
 
 // exit ends the goroutine of a contender or a hold. The caller holds
@@ -408,6 +423,7 @@ type contender struct {
 	// guarded by Manager.mu:
 	pending    *list.Element      // its place among those who wait for a session
 	starved    bool               // lacks a session: none may be pinned, or the pool is full
+	unanswered bool               // has lacked one, and has had no answer since
 	cancelOpen context.CancelFunc // ends the opening of a session; nil when there is none
 }
 
@@ -579,7 +595,7 @@ func (c *contender) open(ctx context.Context) (ports.Session, error) {
 		m.mu.Unlock()
 		return nil, nil
 	}
-	c.cancelOpen, c.starved = cancel, full
+	c.cancelOpen, c.starved, c.unanswered = cancel, full, c.unanswered || full
 	m.mu.Unlock()
 
 	s, err := m.open(ctx)
@@ -623,6 +639,7 @@ func (c *contender) refused(w *waiter) {
 	if c.q.contender != c {
 		return
 	}
+	c.unanswered = false
 	if w.try {
 		// Only this one was answered: those behind it came later, and the
 		// lock may have been free since.

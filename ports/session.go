@@ -119,6 +119,17 @@ type Inspector interface {
 	Evict(ctx context.Context, id int64, pid int) (bool, error)
 }
 
+// Witness is an optional interface of a SessionPool whose server tells whether a
+// session that somebody else is using still has its locks.
+type Witness interface {
+	// Holds asks on a session of its own whether the one of server process pid
+	// has all of the locks ids. Having no session to ask on, because the pool
+	// is full or the server takes no more, is an error that wraps
+	// ErrPoolExhausted; any other one means that there was no answer. It
+	// returns when ctx ends, whatever the network does.
+	Holds(ctx context.Context, pid int, ids []int64) (bool, error)
+}
+
 // SessionInfo is what a server tells of one session that has to do with a lock.
 type SessionInfo struct {
 	// PID is the server process.

@@ -52,9 +52,10 @@ type Holder struct {
 type Command struct {
 	// PID is the server process that is asked.
 	PID int
-	// Op is "lock", "unlock" or "check".
+	// Op is "lock", "unlock", "check", or "holds" for a question about
+	// another session.
 	Op string
-	// ID is the lock's ID; 0 for a check.
+	// ID is the lock's ID; 0 for a check or a question.
 	ID int64
 	// Done is false before the server acts, and true when it has acted and
 	// its answer is on its way.
@@ -285,6 +286,7 @@ type Pool struct {
 var (
 	_ ports.SessionPool = (*Pool)(nil)
 	_ ports.Inspector   = (*Pool)(nil)
+	_ ports.Witness     = (*Pool)(nil)
 )
 
 // Pool makes a pool of sessions on s.
@@ -307,7 +309,11 @@ func (p *Pool) Open(ctx context.Context) (ports.Session, error) {
 				b, p.idle = p.idle[n-1], p.idle[:n-1]
 			}
 			p.mu.Unlock()
-			return p.session(b), nil
+			s := p.session(b)
+			if p.blind {
+				return s, nil
+			}
+			return watched{s}, nil
 		}
 		room := p.room
 		p.mu.Unlock()
@@ -320,7 +326,7 @@ func (p *Pool) Open(ctx context.Context) (ports.Session, error) {
 }
 
 // session wraps b, or a new backend.
-func (p *Pool) session(b *backend) ports.Session {
+func (p *Pool) session(b *backend) *session {
 	s := p.server
 	if b == nil {
 		b = &backend{held: make(map[int64]map[ports.Mode]int), over: make(chan struct{})}
@@ -331,11 +337,7 @@ func (p *Pool) session(b *backend) ports.Session {
 		s.mu.Unlock()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	sess := &session{pool: p, server: s, b: b, ctx: ctx, cancel: cancel, locks: make(map[int64]ports.Mode)}
-	if p.blind {
-		return sess
-	}
-	return watched{sess}
+	return &session{pool: p, server: s, b: b, ctx: ctx, cancel: cancel, locks: make(map[int64]ports.Mode)}
 }
 
 // Usage implements ports.SessionPool.
@@ -378,6 +380,25 @@ func (p *Pool) Evict(_ context.Context, id int64, pid int) (bool, error) {
 	return true, nil
 }
 
+// Holds implements ports.Witness.
+func (p *Pool) Holds(ctx context.Context, pid int, ids []int64) (held bool, err error) {
+	opened, err := p.Open(ctx)
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", ports.ErrPoolExhausted, err)
+	}
+	s := opened.(interface{ base() *session }).base()
+	defer context.AfterFunc(ctx, s.Destroy)()
+	defer s.Recycle(ctx)
+	err = s.command("holds", 0, func() error {
+		s.server.mu.Lock()
+		defer s.server.mu.Unlock()
+		b := s.server.sessions[pid]
+		held = b != nil && !slices.ContainsFunc(ids, func(id int64) bool { return len(b.held[id]) == 0 })
+		return s.end()
+	})
+	return held, err
+}
+
 // giveBack makes room for another session; b is nil if it has ended.
 func (p *Pool) giveBack(b *backend) {
 	p.mu.Lock()
@@ -402,6 +423,9 @@ type session struct {
 	// the client; only the goroutine that uses the session touches it.
 	locks map[int64]ports.Mode
 }
+
+// base gets the session out of what Open returned.
+func (s *session) base() *session { return s }
 
 // watched is a session that notices its own end.
 type watched struct{ *session }

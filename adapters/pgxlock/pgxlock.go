@@ -2,7 +2,8 @@
 // driver, opened by name, by stdlib.OpenDB or by stdlib.OpenDBFromPool.
 //
 // It is sqllock with the three things that differ under pgx: numbers travel as
-// arguments, so that its cache of prepared statements serves every key; the end
+// arguments, so that its cache of prepared statements serves every key (but not
+// the waits, which it would forget whenever one was in vain); the end
 // of a session is noticed at once, without a query; and a session in doubt is
 // ended for real, where the driver's own Close would hand it to the pgxpool.
 // All else, what it promises and what it does not, is said in package sqllock,
@@ -35,10 +36,11 @@ func New(db *sql.DB, opts ...pglock.Option) *pglock.Manager {
 // NewPool makes the session pool of New.
 func NewPool(db *sql.DB) ports.SessionPool {
 	return sqllock.NewPool(db, sqllock.Driver{
-		Arguments: true,
-		Interrupt: closeSocket,
-		Close:     closeConn,
-		Watch:     watch,
+		Arguments:  true,
+		Unprepared: pgx.QueryExecModeExec,
+		Interrupt:  closeSocket,
+		Close:      closeConn,
+		Watch:      watch,
 	})
 }
 

@@ -24,8 +24,9 @@ const finishGrace = 5 * time.Second
 // If fn returns an error, panics or ends its goroutine, the transaction is
 // rolled back. The lock stays held, unless the session is in doubt; then it is
 // lost, and the session is closed. The context that fn gets carries the lock,
-// and ends when the lock is released or found to be lost; while fn has the
-// session, that is not looked for. What fn has set on the session and committed
+// and ends when the lock is released or found to be lost. While fn has the
+// session, the lock is looked for on another connection of the pool; if all are
+// in use, a loss is noticed by fn's statements only. What fn has set on the session and committed
 // stays until the release; then the connection is closed, not handed back to
 // the pool.
 //

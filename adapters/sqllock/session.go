@@ -47,6 +47,18 @@ func (p *pool) Usage() (inUse, limit int) {
 // Open implements ports.SessionPool. It sends nothing: the first command finds
 // out whether the connection works.
 func (p *pool) Open(ctx context.Context) (ports.Session, error) {
+	s, err := p.open(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case p.driver.Watch != nil:
+		return &watchedSession{s}, nil
+	}
+	return s, nil
+}
+
+// open pins a connection.
+func (p *pool) open(ctx context.Context) (*session, error) {
 	// On a goroutine of its own, because a driver may ignore the context while
 	// it connects (lib/pq does, once the socket is open).
 	type opened struct {
@@ -81,9 +93,6 @@ func (p *pool) Open(ctx context.Context) (ports.Session, error) {
 		return nil, err
 	}
 	s.idle <- struct{}{}
-	if p.driver.Watch != nil {
-		return &watchedSession{s}, nil
-	}
 	return s, nil
 }
 
@@ -129,6 +138,39 @@ func (p *pool) Evict(ctx context.Context, id int64, pid int) (bool, error) {
 		return false, fmt.Errorf("this role may not end the session of process %d; use its own role, or one with pg_signal_backend: %w", pid, err)
 	}
 	return ended, err
+}
+
+// Holds implements ports.Witness.
+func (p *pool) Holds(ctx context.Context, pid int, ids []int64) (bool, error) {
+	for {
+		s, err := p.open(ctx)
+		if err != nil {
+			inUse, limit := p.Usage()
+			if !sessionEnded(err) || limit > 0 && inUse >= limit {
+				err = fmt.Errorf("%w: %w", ports.ErrPoolExhausted, err)
+			}
+			return false, err
+		}
+		stop := context.AfterFunc(ctx, s.Destroy)
+		held, err := s.holds(pid, ids)
+		stop()
+		s.Recycle(context.Background())
+		if !s.ended || ctx.Err() != nil {
+			return held == len(ids), err
+		}
+		// An idle connection that the server had closed long ago says nothing.
+	}
+}
+
+// holds counts which of the locks ids process pid has.
+func (s *session) holds(pid int, ids []int64) (held int, err error) {
+	ctx, end, err := s.begin(context.Background())
+	if err != nil {
+		return 0, err
+	}
+	defer end()
+	statement, args := s.pool.form.bind(countHeldBy, idArray(ids), int64(pid))
+	return held, s.query(ctx, statement, args, &held)
 }
 
 // session implements ports.Session on a pinned *sql.Conn.
@@ -232,6 +274,9 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 		args = append(args, holderSettings(r))
 	}
 	statement, args := s.pool.form.bind(lockStatement(r.Mode, r.Wait > 0, r.Fencing, guarded), args...)
+	if u := s.pool.driver.Unprepared; u != nil && r.Wait > 0 {
+		args = slices.Insert(args, 0, u)
+	}
 	var pid int
 	var database string
 	var recovering, granted bool
@@ -487,6 +532,7 @@ const (
 	duplicateStatement    = "42P05"
 	unknownStatement      = "26000"
 	insufficientPrivilege = "42501"
+	notSupported          = "0A000" // feature_not_supported
 )
 
 // clashed reports whether err says that a prepared statement is there that

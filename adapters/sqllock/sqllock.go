@@ -41,6 +41,12 @@ type Driver struct {
 	// an argument costs a second round trip.
 	Arguments bool
 
+	// Unprepared, if not nil, goes before the arguments of a statement that is
+	// expected to fail, so that the driver does not prepare it: one that drops a
+	// prepared statement at an error would prepare each wait anew, in a round
+	// trip more.
+	Unprepared any
+
 	// Interrupt makes a command that is running on a driver's connection
 	// return soon, by closing its socket. It is called concurrently with that
 	// command, and reports whether it could. Without it, commands are

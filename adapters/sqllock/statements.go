@@ -94,10 +94,12 @@ const (
 	restore   = `SELECT count(set_config(key, value, false)) FROM json_each_text($1::json)`
 	unlockAll = `SELECT pg_advisory_unlock_all()::text IS NULL`
 
-	// ownLocks are the advisory locks of this session in the bigint space of
-	// this database. pg_locks shows the halves of the number as unsigned OIDs;
-	// shifting the high one left wraps to the signed number.
-	ownLocks   = ` FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted AND objsubid = 1` + inDatabase
+	// granted are the advisory locks that sessions hold in the bigint space of
+	// this database, and ownLocks those of this session. pg_locks shows the
+	// halves of the number as unsigned OIDs; shifting the high one left wraps
+	// to the signed number.
+	granted    = ` FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1` + inDatabase
+	ownLocks   = granted + ` AND pid = pg_backend_pid()`
 	inDatabase = ` AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 	ownID      = `((classid::bigint << 32) | objid::bigint)`
 
@@ -109,7 +111,9 @@ const (
 	signOfLife = `SELECT pg_backend_pid()`
 	// countHeld counts which of the IDs in $1 the session holds.
 	countHeld = `SELECT pg_backend_pid(), count(DISTINCT ` + ownID + `)` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])`
-	// pinHeld counts the same, and has the transaction that it runs in hold each
+	// countHeldBy counts the same of process $2.
+	countHeldBy = `SELECT count(DISTINCT ` + ownID + `)` + granted + ` AND pid = $2::bigint AND ` + ownID + ` = ANY ($1::text::bigint[])`
+	// pinHeld counts what countHeld does, and has the transaction that it runs in hold each
 	// lock too, until it ends: a session may have a lock twice. Until then
 	// tcp_user_timeout is off: see patient.
 	pinHeld = `SELECT pg_backend_pid(), count(set_config('tcp_user_timeout', '0', true)) FROM (SELECT DISTINCT ` + ownID + ` AS id, mode` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])) AS held` +
@@ -126,7 +130,7 @@ const (
 	endSession = `SELECT pg_terminate_backend(pg_backend_pid())`
 	// evict ends the session of process $2 if it still holds one of the IDs in
 	// $1: process IDs are used again.
-	evict    = `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1` + inDatabase + ` AND pid = $2::bigint AND ` + ownID + ` = ANY ($1::text::bigint[]) LIMIT 1`
+	evict    = `SELECT pg_terminate_backend(pid)` + granted + ` AND pid = $2::bigint AND ` + ownID + ` = ANY ($1::text::bigint[]) LIMIT 1`
 	rollback = `ROLLBACK`
 
 	// inspect tells who holds the ID $1 in this database, and who waits.

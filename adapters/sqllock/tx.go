@@ -93,6 +93,9 @@ func TryAcquireTx(ctx context.Context, tx *sql.Tx, key string, opts ...TxOption)
 // transaction is rolled back. Whatever happens, the lock ends with it.
 func TryDoTx(ctx context.Context, db *sql.DB, key string, fn func(ctx context.Context, tx *sql.Tx) error, opts ...TxOption) (ran bool, err error) {
 	tx, err := db.BeginTx(ctx, nil)
+	if sqlState(err) == notSupported { // lib/pq asks for READ WRITE, which a standby refuses
+		err = fmt.Errorf("%w (%w)", errRecovery, err)
+	}
 	if err != nil {
 		return false, &ports.LockError{Op: "try", Key: key, Err: err}
 	}

@@ -9,20 +9,22 @@ import (
 	"time"
 )
 
-// conflict is two holds that exclude each other, and overlapped.
+// conflict is two holds that exclude each other, and overlapped; the rival heard
+// of its grant later.
 type conflict struct{ holder, rival hold }
 
 func (c conflict) String() string {
 	return fmt.Sprintf("%v for %v\n  holder: %v\n  rival:  %v", c.rival.key, c.length(), c.holder, c.rival)
 }
 
-// length is how long the holder went on when the rival was in.
-func (c conflict) length() time.Duration { return c.holder.end - c.rival.start }
+// length is how long both were in.
+func (c conflict) length() time.Duration { return min(c.holder.end, c.rival.end) - c.rival.start }
 
-// gap is a conflict that had to be expected: the server had ended the holder's
-// session, and the holder was told, after this time.
+// gap is a conflict that had to be expected: the server had ended the session of
+// one of the two, which was told, after this time.
 type gap struct {
 	conflict
+	stale hold   // the one whose session had ended
 	kind  string // of the fault, and what else was broken meanwhile
 	took  time.Duration
 	bound time.Duration
@@ -73,7 +75,7 @@ func check(holds []hold, faults []fault, r rules) verdict {
 				v.overlaps = append(v.overlaps, c)
 			}
 		}
-		v.tokens = append(v.tokens, disorder(held)...)
+		v.tokens = append(v.tokens, disorder(held, faults)...)
 	}
 	if r.sessions {
 		v.untold = untold(holds, faults)
@@ -98,27 +100,35 @@ func conflicts(held []hold) (found []conflict) {
 }
 
 // expected reports whether a conflict is the gap between the end of a session
-// and the holder's learning of it: the holder did learn of it, or did not live
-// to, and a fault before the rival's start explains it.
+// and the holder's learning of it. That may be the rival's: its grant was under
+// way when its session ended, and the other one got the lock first.
 func (r rules) expected(c conflict, faults []fault) (gap, bool) {
-	if c.holder.outcome == released || c.holder.outcome == open {
-		return gap{}, false
+	g, ok := r.gap(c, c.holder, c.rival, faults)
+	if !ok {
+		g, ok = r.gap(c, c.rival, c.holder, faults)
 	}
+	return g, ok
+}
+
+// gap is the conflict as a gap of the one holder, if it did learn of the end of
+// its session, or did not live to, and a fault before the other's start explains
+// it.
+func (r rules) gap(c conflict, stale, other hold, faults []fault) (gap, bool) {
 	var cause *fault
 	var also []string
-	g := gap{conflict: c, took: c.length(), bound: r.notice[c.holder.driver]}
+	g := gap{conflict: c, stale: stale, took: stale.end - c.rival.start, bound: r.notice[stale.driver]}
 	for i, f := range faults {
-		if f.severed(c.holder) && f.begin <= c.rival.start && f.end >= c.holder.start && (cause == nil || f.begin > cause.begin) {
+		if f.orphaned(stale) && f.begin <= other.start && (cause == nil || f.begin > cause.begin) {
 			cause = &faults[i]
 		}
-		if !f.concerns(c.holder) || f.begin >= c.holder.end || f.end <= c.rival.start {
+		if !f.concerns(stale) || f.begin >= stale.end || f.end <= c.rival.start {
 			continue
 		}
 		switch {
 		case f.stopped:
 			// The holder could not learn of anything while it did not run.
 			also = append(also, "stopped")
-			g.took -= min(f.end, c.holder.end) - max(f.begin, c.rival.start)
+			g.took -= min(f.end, stale.end) - max(f.begin, c.rival.start)
 		case f.cut:
 			also = append(also, "cut off")
 			g.bound = max(g.bound, r.silence)
@@ -140,8 +150,10 @@ func (r rules) expected(c conflict, faults []fault) (gap, bool) {
 
 // disorder finds holds of one key whose token is not greater than that of a
 // hold that was over before, or that equals the token of another one. Two shared
-// holds may have theirs in any order: they may have overlapped at the server.
-func disorder(held []hold) (found []conflict) {
+// holds may have theirs in any order: they may have overlapped at the server. So
+// may a hold whose session had ended when its holder heard of the grant: it is
+// the one that its token keeps from writing.
+func disorder(held []hold, faults []fault) (found []conflict) {
 	held = slices.DeleteFunc(slices.Clone(held), func(h hold) bool { return h.token == 0 })
 	ended := slices.Clone(held)
 	slices.SortStableFunc(ended, func(a, b hold) int { return cmp.Compare(a.end, b.end) })
@@ -164,12 +176,18 @@ func disorder(held []hold) (found []conflict) {
 		}
 		if twin, ok := seen[h.token]; ok {
 			found = append(found, conflict{twin, h})
-		} else if h.token <= before.token {
+		} else if h.token <= before.token && !bornLate(h, faults) {
 			found = append(found, conflict{before, h})
 		}
 		seen[h.token] = h
 	}
 	return found
+}
+
+// bornLate reports whether the session of h had ended, or may have, when its
+// holder heard of the grant.
+func bornLate(h hold, faults []fault) bool {
+	return slices.ContainsFunc(faults, func(f fault) bool { return f.orphaned(h) && f.begin <= h.start })
 }
 
 // untold finds holds that a fault must have ended, of which the holder was told

@@ -14,7 +14,7 @@ const (
 // forged makes a hold of the key "k" with the driver "d"; change makes it what
 // it is in the case.
 func forged(slot int, start, end instant, change ...func(*hold)) hold {
-	h := hold{proc: slot, slot: slot, driver: "d", key: "k", backend: 100 + slot, start: start, end: end, outcome: released}
+	h := hold{proc: slot, slot: slot, driver: "d", key: "k", backend: 100 + slot, asked: start, start: start, end: end, outcome: released}
 	for _, c := range change {
 		c(&h)
 	}
@@ -22,6 +22,7 @@ func forged(slot int, start, end instant, change ...func(*hold)) hold {
 }
 
 func as(o outcome) func(*hold)       { return func(h *hold) { h.outcome = o } }
+func asked(at instant) func(*hold)   { return func(h *hold) { h.asked = at } }
 func of(key string) func(*hold)      { return func(h *hold) { h.key = key } }
 func token(token uint64) func(*hold) { return func(h *hold) { h.token = token } }
 func sharing(h *hold)                { h.shared = true }
@@ -74,6 +75,13 @@ func TestTheCheckerTellsForgedHistoriesApart(t *testing.T) {
 		{"a holder killed in its gap", []hold{forged(1, 0, 1200*ms, as(killed)), forged(2, 1100*ms, 2*s)}, []fault{terminated(1*s, 1)}, want{gaps: 1}},
 		{"nothing was heard of it", []hold{forged(1, 0, 1200*ms, as(open)), forged(2, 1100*ms, 2*s)}, []fault{terminated(1*s, 1)}, want{overlaps: 1}},
 
+		{"a grant that came late", []hold{forged(2, 1100*ms, 2*s), forged(1, 1200*ms, 1300*ms, as(lost), asked(500*ms))}, []fault{terminated(1*s, 1)}, want{gaps: 1}},
+		{"a grant that came late, and first", []hold{forged(1, 1050*ms, 1300*ms, as(lost), asked(500*ms)), forged(2, 1100*ms, 2*s)}, []fault{terminated(1*s, 1)}, want{gaps: 1}},
+		{"a grant that came late, and was kept for too long", []hold{forged(2, 1100*ms, 2*s), forged(1, 1200*ms, 1800*ms, as(lost), asked(500*ms))}, []fault{terminated(1*s, 1)}, want{gaps: 1, late: 1}},
+		{"a grant that came late, and was not told", []hold{forged(2, 1100*ms, 2*s), forged(1, 1200*ms, 1300*ms, asked(500*ms))}, []fault{terminated(1*s, 1)}, want{overlaps: 1}},
+		{"a grant that was asked for after the fault", []hold{forged(2, 1100*ms, 2*s), forged(1, 1200*ms, 1300*ms, as(lost), asked(1100*ms))}, []fault{terminated(1*s, 1)}, want{overlaps: 1}},
+		{"a grant beside one from before the fault", []hold{forged(2, 900*ms, 2*s), forged(1, 1200*ms, 1300*ms, as(lost), asked(500*ms))}, []fault{terminated(1*s, 1)}, want{overlaps: 1}},
+
 		{"a cut excuses nobody", []hold{forged(1, 0, 6*s, as(lost)), forged(2, 5900*ms, 7*s)},
 			[]fault{{kind: "cut", begin: 1 * s, end: 8 * s, slots: []int{1}, cut: true}}, want{overlaps: 1}},
 		{"a cut holder of a session that the server ended", []hold{forged(1, 0, 3*s, as(lost)), forged(2, 1100*ms, 7*s)},
@@ -104,6 +112,9 @@ func TestTheCheckerTellsForgedHistoriesApart(t *testing.T) {
 		{"a later shared hold may have the smaller token", []hold{forged(1, 0, 1*s, token(7), sharing), forged(2, 1*s, 2*s, token(5), sharing)}, nil, want{}},
 		{"two shared holds may have their tokens in any order", []hold{forged(1, 0, 2*s, token(7), sharing), forged(2, 1*s, 3*s, token(6), sharing)}, nil, want{}},
 		{"tokens of two keys", []hold{forged(1, 0, 1*s, token(7)), forged(2, 1*s, 2*s, token(5), of("other"))}, nil, want{}},
+		{"a token of a grant that came late", []hold{forged(2, 1100*ms, 1150*ms, token(6)), forged(1, 1200*ms, 1300*ms, as(lost), asked(500*ms), token(5))}, []fault{terminated(1*s, 1)}, want{}},
+		{"a token of a grant that came late, and was not told", []hold{forged(2, 1100*ms, 1150*ms, token(6)), forged(1, 1200*ms, 1300*ms, asked(500*ms), token(5))}, []fault{terminated(1*s, 1)}, want{tokens: 1}},
+		{"a token of a session that ended later", []hold{forged(2, 1100*ms, 1150*ms, token(6)), forged(1, 1200*ms, 1600*ms, as(lost), asked(500*ms), token(5))}, []fault{terminated(1500*ms, 1)}, want{tokens: 1}},
 		{"one token in a gap", []hold{forged(1, 0, 1200*ms, as(lost), token(5)), forged(2, 1100*ms, 2*s, token(5))}, []fault{terminated(1*s, 1)}, want{gaps: 1, tokens: 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -13,9 +13,7 @@
 // session, a rival can enter until the holder is told. It is measured for each
 // driver and fault, and bounded.
 //
-//	go test -tags chaos -timeout 10m -run TestChaos -v ./chaos
-//
-// Only the checker is tested without that tag.
+//	go test -run TestChaos -v ./chaos
 //
 // CHAOS_SEED repeats the faults of a run, whose seed is printed; CHAOS_SECONDS
 // says how long it lasts. CHAOS_REPORT names a file into which the figures are

@@ -1,4 +1,4 @@
-//go:build chaos && linux
+//go:build linux
 
 package chaos
 
@@ -171,7 +171,7 @@ func (f *fleet) hear(m *member, l line) {
 		m.starts[l.Worker] = l.At
 		m.open[l.Hold] = &hold{
 			proc: m.number, slot: m.slot.index, worker: l.Worker, number: l.Hold, driver: m.slot.driver,
-			key: l.Key, shared: l.Shared, backend: l.Backend, token: l.Token, start: l.At,
+			key: l.Key, shared: l.Shared, backend: l.Backend, token: l.Token, asked: l.Asked, start: l.At,
 		}
 	case isEnding:
 		h.end = l.At

@@ -28,9 +28,10 @@ type hold struct {
 	driver             string
 	key                string
 	shared             bool
-	backend            int    // the server process, 0 if not known
-	token              uint64 // 0 if there is none
-	start, end         instant
+	backend            int     // the server process, 0 if not known
+	token              uint64  // 0 if there is none
+	asked              instant // when the lock was asked for
+	start, end         instant // when the holder heard that it had it, and that it was over
 	outcome            outcome
 }
 
@@ -65,6 +66,13 @@ func (f fault) String() string {
 // concerns reports whether f reached the process of h.
 func (f fault) concerns(h hold) bool {
 	return f.slots == nil || slices.Contains(f.slots, h.slot)
+}
+
+// orphaned reports whether f ended the session of h behind the holder's back:
+// under the hold, or while the grant was on its way. The holder must not have
+// been told that all went well.
+func (f fault) orphaned(h hold) bool {
+	return f.severed(h) && f.end >= h.asked && f.begin <= h.end && h.outcome != released && h.outcome != open
 }
 
 // severed reports whether f ended the session of h.

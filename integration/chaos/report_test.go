@@ -1,4 +1,4 @@
-//go:build chaos && linux
+//go:build linux
 
 package chaos
 
@@ -27,7 +27,7 @@ func on[T any](all []T, driver string, of func(T) string) (found []T) {
 }
 
 func conflictDriver(c conflict) string { return c.holder.driver }
-func gapDriver(g gap) string           { return g.holder.driver }
+func gapDriver(g gap) string           { return g.stale.driver }
 func holdDriver(h hold) string         { return h.driver }
 
 // faultsOn counts the faults that reached processes on a driver, by kind.

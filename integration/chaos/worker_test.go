@@ -1,4 +1,4 @@
-//go:build chaos && linux
+//go:build linux
 
 package chaos
 
@@ -55,6 +55,7 @@ const orderVariable = "HOLDFAST_CHAOS_WORKER"
 type line struct {
 	What    string  `json:"w"`
 	At      instant `json:"t,omitempty"`
+	Asked   instant `json:"a,omitempty"`
 	Worker  int     `json:"g,omitempty"`
 	Hold    int64   `json:"h,omitempty"`
 	Key     string  `json:"k,omitempty"`
@@ -189,13 +190,14 @@ func (w *worker) turn(ctx context.Context, g int, rng *rand.Rand) {
 		keep = time.Duration(rng.Int64N(int64(3 * time.Second)))
 	}
 	wait := time.Duration(20+rng.Int64N(1500)) * time.Millisecond
+	asked := now()
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	h, err := w.locks.acquire(waiting, r)
 	cancel()
 	at := now()
 	switch {
 	case h != nil:
-		w.hold(h, r, g, at, keep, rng)
+		w.hold(h, r, g, asked, at, keep, rng)
 	case err != nil && ctx.Err() == nil:
 		w.say(line{What: isFailed, At: at, Worker: g, Key: r.key, Text: err.Error()})
 		pause(ctx, 50*time.Millisecond+time.Duration(rng.Int64N(int64(100*time.Millisecond))))
@@ -218,9 +220,9 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // hold is one hold, from its grant to its end.
-func (w *worker) hold(h held, r request, g int, start instant, keep time.Duration, rng *rand.Rand) {
+func (w *worker) hold(h held, r request, g int, asked, start instant, keep time.Duration, rng *rand.Rand) {
 	n := w.holds.Add(1)
-	w.say(line{What: isHeld, At: start, Worker: g, Hold: n, Key: r.key, Shared: r.shared, Backend: h.backend(), Token: h.token()})
+	w.say(line{What: isHeld, Asked: asked, At: start, Worker: g, Hold: n, Key: r.key, Shared: r.shared, Backend: h.backend(), Token: h.token()})
 	writes := !r.shared && rng.IntN(5) == 0
 
 	// The loss is logged the moment that it is told, whatever else goes on.

@@ -1,10 +1,12 @@
-//go:build faults && linux
+//go:build linux
 
 package faults
 
 import (
 	"bufio"
+	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,7 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
 )
 
 // process is a child that ends with this process, however this one ends.
@@ -95,9 +99,11 @@ const (
 	windowVariable = "HOLDFAST_FAULTS_WINDOW"
 )
 
-// The roles: holder holds a key by the library, and rawHolder by one statement.
+// The roles: holder holds a key by the library, borrower does so within RunTx,
+// and rawHolder by one statement.
 const (
 	holderRole    = "holder"
+	borrowerRole  = "borrower"
 	rawHolderRole = "raw holder"
 )
 
@@ -199,12 +205,25 @@ func play(role string) {
 		fmt.Println("error", err)
 		os.Exit(1)
 	}
-	ctx, cancel := pglock.Context(bg, lock)
-	defer cancel()
-	fmt.Println("held", lock.Info().PID)
-	<-ctx.Done() // what the holder's work sees
-	told := monotonic()
-	fmt.Println("done", int64(told), lock.Err())
+	hold := func(ctx context.Context) {
+		fmt.Println("held", lock.Info().PID)
+		<-ctx.Done() // what the holder's work sees
+		told := monotonic()
+		fmt.Println("done", int64(told), lock.Err())
+	}
+	if role == borrowerRole {
+		err := sqllock.RunTx(bg, lock, nil, func(ctx context.Context, _ *sql.Tx) error {
+			hold(ctx)
+			return nil
+		})
+		if !errors.Is(err, ports.ErrLost) {
+			fmt.Println("a transaction of a lost hold ended with", err)
+		}
+	} else {
+		ctx, cancel := pglock.Context(bg, lock)
+		defer cancel()
+		hold(ctx)
+	}
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		lock, err := m.Acquire(bg, key)
 		if err != nil {
