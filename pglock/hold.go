@@ -24,9 +24,6 @@ const (
 	// every third, a lock that was dropped under a living session is noticed
 	// within 3W/5 and a round trip.
 	fullCheckEvery = 3
-
-	// watchAfter keeps short holds from starting and stopping a watch.
-	watchAfter = 10 * time.Millisecond
 )
 
 var (
@@ -63,15 +60,16 @@ type hold struct {
 	settled error
 
 	// guarded by Manager.mu:
-	parts []part      // its locks: one, or those of a LockSet
-	err   error       // why the hold ended; nil while it is held
-	ended time.Time   // when it did
-	told  []*func()   // what has asked to be told
-	lent  bool        // somebody else has used its session, or does so
-	next  *hold       // has got its lock and its session
-	last  bool        // the keeper is settling it, so nobody gets them any more
-	later *time.Timer // ends a hold that was released before its time
-	bound *time.Timer // ends the session if a release takes too long
+	parts     []part      // its locks: one, or those of a LockSet
+	contended bool        // someone else was in the way of the newest of them
+	err       error       // why the hold ended; nil while it is held
+	ended     time.Time   // when it did
+	told      []*func()   // what has asked to be told
+	lent      bool        // somebody else has used its session, or does so
+	next      *hold       // has got its lock and its session
+	last      bool        // the keeper is settling it, so nobody gets them any more
+	later     *time.Timer // ends a hold that was released before its time
+	bound     *time.Timer // ends the session if a release takes too long
 }
 
 var _ interface {
@@ -134,6 +132,14 @@ func (h *hold) infos() []ports.LockInfo {
 	return infos
 }
 
+// newest describes the lock that was added last, and says whether someone else
+// was in its way.
+func (h *hold) newest() (info ports.LockInfo, contended bool) {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	return h.parts[len(h.parts)-1].info, h.contended
+}
+
 // Info implements ports.Lock.
 func (h *hold) Info() ports.LockInfo { return h.info }
 
@@ -176,9 +182,21 @@ func (h *hold) postpone() bool {
 
 // release ends the hold now.
 func (h *hold) release(ctx context.Context) error {
-	if h.end(ports.ErrReleased) {
+	first := h.end(ports.ErrReleased)
+	if !first && !errors.Is(h.Err(), ports.ErrLost) {
+		return h.confirm(ctx) // of an earlier release, which was told
+	}
+	told := h.m.observers.release(ctx, h)
+	if first {
 		h.pass()
 	}
+	err := h.confirm(ctx)
+	told(err)
+	return err
+}
+
+// confirm waits for what the server says to the end of the hold.
+func (h *hold) confirm(ctx context.Context) error {
 	h.forget()
 	var err error
 	switch {
@@ -199,16 +217,20 @@ func (h *hold) release(ctx context.Context) error {
 // did. What remains to be done at the server is the keeper's.
 func (h *hold) end(why error) bool {
 	h.m.mu.Lock()
-	told, ok := h.endLocked(why)
+	told, first := h.conclude(why)
 	h.m.mu.Unlock()
+	if !first {
+		return false
+	}
 	for _, tell := range told {
 		(*tell)()
 	}
-	return ok
+	h.m.observers.ended(h, why)
+	return true
 }
 
-// endLocked is end without the telling. The caller holds Manager.mu.
-func (h *hold) endLocked(why error) (told []*func(), ok bool) {
+// conclude is end without the telling. The caller holds Manager.mu.
+func (h *hold) conclude(why error) (told []*func(), first bool) {
 	if h.err != nil {
 		return nil, false
 	}
@@ -270,7 +292,7 @@ func (h *hold) forget() {
 // log reports what has happened to the hold.
 func (h *hold) log(level slog.Level, msg string, err error) {
 	h.m.logger.Log(context.Background(), level, msg,
-		"key", h.info.Key, "id", h.info.ID, "database", h.info.Database, "pid", h.info.PID, "error", err)
+		"key", h.m.logKey(h.info.Key), "id", h.info.ID, "database", h.info.Database, "pid", h.info.PID, "error", err)
 }
 
 // keep is the life of the keeper, from the grant to the end of the session.
@@ -295,20 +317,10 @@ func (h *hold) attend() (next *hold) {
 	defer watchdog.Stop()
 	beat := time.NewTimer(beatEvery)
 	defer beat.Stop()
-	soon := time.NewTimer(watchAfter)
-	defer soon.Stop()
 
-	watching := false
 	for beats := 1; ; {
-		var over <-chan struct{}
-		stop := func() error { return nil }
-		if watching {
-			over, stop = h.watch()
-		}
+		over, stop := h.watch()
 		select {
-		case <-soon.C:
-			watching = true
-			continue
 		case <-h.done:
 			watchdog.Stop()
 			return h.settle(stop())
@@ -529,6 +541,7 @@ func (h *hold) settle(watchErr error) (next *hold) {
 			m.mu.Lock()
 			m.stats.Lost++
 			m.mu.Unlock()
+			m.observers.lost(h, why)
 		}
 		if why != nil {
 			h.log(slog.LevelError, "lock release failed", why)
@@ -611,11 +624,12 @@ func (m *Manager) unlock(ctx context.Context, s ports.Session, id int64, mode po
 func (m *Manager) recycle(s ports.Session) {
 	recycled, _ := bounded(m, s, 0, func() (bool, error) { return s.Recycle(context.Background()), nil })
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	delete(m.pinned, s)
 	if !recycled {
 		m.stats.Destroyed++
 	}
+	m.mu.Unlock()
+	m.observers.sessionClosed(SessionEnd{Destroyed: !recycled})
 }
 
 // destroy ends a session because of err.
@@ -630,4 +644,5 @@ func (m *Manager) destroy(s ports.Session, err error) {
 	}
 	m.mu.Unlock()
 	m.logger.Log(context.Background(), level, "lock session ended", "error", err)
+	m.observers.sessionClosed(SessionEnd{Destroyed: true, Err: err})
 }

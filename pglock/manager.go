@@ -117,7 +117,7 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 			holderID: defaultHolderID(),
 			keyFunc:  SHA256Key,
 			window:   DefaultLivenessWindow,
-			logger:   slog.New(slog.DiscardHandler),
+			logKey:   func(key string) string { return key },
 		},
 		queues: make(map[int64]*queue),
 		byKey:  make(map[string][]*hold),
@@ -129,6 +129,11 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 		if opt != nil {
 			opt(&m.config)
 		}
+	}
+	if m.logger == nil {
+		m.logger = slog.New(slog.DiscardHandler)
+	} else {
+		m.observers = append(m.observers, logObserver(m.logger, m.logKey))
 	}
 	return m
 }
@@ -157,27 +162,41 @@ func (m *Manager) Acquire(ctx context.Context, key string, opts ...ports.Acquire
 
 // acquire is Acquire, onto a hold that there is already if onto is not nil.
 func (m *Manager) acquire(ctx context.Context, key string, onto *hold, opts ports.AcquireOptions) (*hold, error) {
+	ctx, end := m.observers.acquire(ctx, m, "acquire", key, opts)
 	h, err := m.take(ctx, key, onto, false, opts)
 	if err == errRefused { // by a timeout of zero
 		err = fmt.Errorf("%w: %w", ports.ErrNotAcquired, context.DeadlineExceeded)
 	}
 	if err != nil {
-		return nil, &ports.LockError{Op: "acquire", Key: key, Err: err}
+		err = &ports.LockError{Op: "acquire", Key: key, Err: err}
 	}
-	return h, nil
+	end(h, err)
+	return h, err
 }
 
 // TryAcquire implements ports.DistributedLock.
 func (m *Manager) TryAcquire(ctx context.Context, key string, opts ...ports.AcquireOption) (ports.Lock, bool, error) {
-	h, err := m.take(ctx, key, nil, true, ports.NewAcquireOptions(opts...))
+	h, err := m.try(ctx, key, ports.NewAcquireOptions(opts...))
+	if h == nil {
+		return nil, false, err
+	}
+	return h, true, nil
+}
+
+// try is TryAcquire; it returns neither a hold nor an error if someone else has
+// the lock.
+func (m *Manager) try(ctx context.Context, key string, opts ports.AcquireOptions) (*hold, error) {
+	ctx, end := m.observers.acquire(ctx, m, "try", key, opts)
+	h, err := m.take(ctx, key, nil, true, opts)
 	switch {
 	case err == nil:
-		return h, true, nil
 	case err == errRefused, errors.Is(err, ports.ErrNotAcquired): // the latter if its time ran out as well
-		return nil, false, nil
+		err = nil
 	default:
-		return nil, false, &ports.LockError{Op: "try", Key: key, Err: err}
+		err = &ports.LockError{Op: "try", Key: key, Err: err}
 	}
+	end(h, err)
+	return h, err
 }
 
 // Release implements ports.DistributedLock.

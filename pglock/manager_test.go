@@ -599,7 +599,6 @@ func TestALossIsToldAtOnceWhereTheSessionIsWatched(t *testing.T) {
 		lock := acquire(t, m, "k")
 		ctx, cancel := pglock.Context(bg, lock)
 		defer cancel()
-		time.Sleep(20 * time.Millisecond) // the first moments are not watched
 		start := time.Now()
 		server.Kill(lock.Info().PID)
 		<-lock.Done()
@@ -947,6 +946,7 @@ func TestMisuseAtConstructionPanicsWithASentence(t *testing.T) {
 	for what, misuse := range map[string]func(){
 		"a nil pool":                func() { pglock.NewManager(nil) },
 		"a nil key function":        func() { pglock.WithKeyFunc(nil) },
+		"a nil redaction":           func() { pglock.WithKeyRedaction(nil) },
 		"a short liveness window":   func() { pglock.WithLivenessWindow(time.Second) },
 		"a negative window":         func() { pglock.WithLivenessWindow(-time.Second) },
 		"no sessions":               func() { pglock.WithMaxSessions(0) },

@@ -26,7 +26,9 @@ type config struct {
 	window      time.Duration
 	maxSessions int // 0: derive from the pool
 	logger      *slog.Logger
+	logKey      func(string) string
 	unverified  bool
+	observers   observers
 }
 
 // WithHolderID names this process in LockInfo.HolderID. The default is the
@@ -81,7 +83,8 @@ func WithMaxSessions(n int) Option {
 }
 
 // WithLogger has the manager log what an operator should know: lost holds,
-// releases that could not be confirmed, sessions that were ended in doubt.
+// releases that could not be confirmed, sessions that were ended in doubt; and,
+// at level debug, what became of every acquire and the end of every hold.
 // The default, and nil, is silence.
 func WithLogger(l *slog.Logger) Option {
 	return func(c *config) {
@@ -89,6 +92,24 @@ func WithLogger(l *slog.Logger) Option {
 			c.logger = l
 		}
 	}
+}
+
+// WithKeyRedaction has the log show redact(key) in the place of a key, for keys
+// that name a customer, say. A log that shows lock IDs can still be matched with
+// a key that is known, since IDs derive from keys. Errors that are returned, and
+// an Observer, get the key as it is. It panics if redact is nil.
+func WithKeyRedaction(redact func(key string) string) Option {
+	if redact == nil {
+		panic("pglock.WithKeyRedaction: nil function; leave the option out to log keys as they are")
+	}
+	return func(c *config) { c.logKey = redact }
+}
+
+// WithObserver has o told of what the manager does. Given several times, every
+// observer is told: of starts in the order of the options, of ends in the
+// reverse order. Without any, the manager does nothing for it.
+func WithObserver(o Observer) Option {
+	return func(c *config) { c.observers = append(c.observers, o) }
 }
 
 // WithoutVerification has the manager trust its setup: it does not prove before

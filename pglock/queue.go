@@ -601,7 +601,7 @@ func (c *contender) open(ctx context.Context) (ports.Session, error) {
 	c.cancelOpen, c.starved, c.unanswered = cancel, full, c.unanswered || full
 	m.mu.Unlock()
 
-	s, err := m.pool.Open(ctx)
+	s, err := m.open(ctx)
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -694,6 +694,7 @@ func (m *Manager) grant(q *queue, w *waiter, h *hold, g ports.Grant) {
 		Database:   g.Database,
 		Token:      g.Token,
 	})
+	h.contended = w.contended
 	q.answerOne(w, answer{hold: h})
 }
 

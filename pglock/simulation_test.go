@@ -506,7 +506,7 @@ func (sim *simulation) vanish(which func(*simHold) bool) {
 			h.vanished = time.Now()
 			sim.stats.Lost++
 			trouble := sim.trouble[h.info.PID] - sim.running[h.info.PID]
-			bound := h.node.lossBound(h.info)
+			bound := h.node.lossBound(h.info.PID)
 			sim.tasks.Go(func() { sim.awaitLoss(h, bound, trouble) })
 		}
 	}
@@ -514,13 +514,12 @@ func (sim *simulation) vanish(which func(*simHold) bool) {
 
 // lossBound is how long the owner of a hold may be left in its belief after
 // the server has ended the hold. The caller holds sim.mu.
-func (n *simNode) lossBound(info ports.LockInfo) time.Duration {
-	const watchAfter = 10 * time.Millisecond // a hold is not watched at first, and may be lent then
+func (n *simNode) lossBound(pid int) time.Duration {
 	switch {
-	case n.sim.killed[info.PID].IsZero():
+	case n.sim.killed[pid].IsZero():
 		// Its locks were dropped: only a look at the locks can tell.
 		return n.window
-	case n.blind || n.sim.running[info.PID] > 0 || time.Since(info.AcquiredAt) < watchAfter:
+	case n.blind || n.sim.running[pid] > 0:
 		return 3*n.window/5 + 1
 	default:
 		return 1 // the next tick of the virtual clock
@@ -978,13 +977,16 @@ func (c *simCaller) release(lock ports.Lock, holds []*simHold) {
 	}
 	for _, h := range holds {
 		told := errors.Is(lock.Err(), ports.ErrLost) && errors.Is(err, ports.ErrLost)
-		if !h.vanished.IsZero() && !told && !h.others && err == nil {
+		// For the first moments after its grant, a lock may be passed on within
+		// the process, unseen by the server.
+		passable := len(holds) == 1 && h.info.Mode == ports.Exclusive && time.Since(h.info.AcquiredAt) <= 50*time.Millisecond
+		if !h.vanished.IsZero() && !told && !h.others && err == nil && !passable {
 			sim.failf("%s: the loss of session %d is not told: Err is %v, Release says %v", what, h.info.PID, lock.Err(), err)
 		}
 		if h.vanished.IsZero() && errors.Is(err, ports.ErrLost) && sim.killed[h.info.PID].IsZero() && !sim.dropped[h.info.PID] && sim.trouble[h.info.PID] == 0 {
 			sim.failf("%s: a loss of session %d that nobody has caused: %v", what, h.info.PID, err)
 		}
-		if err == nil && opened && slices.Contains(sim.server.Holders(h.info.ID), memlock.Holder{PID: h.info.PID, Mode: h.info.Mode}) {
+		if err == nil && opened && !passable && slices.Contains(sim.server.Holders(h.info.ID), memlock.Holder{PID: h.info.PID, Mode: h.info.Mode}) {
 			sim.failf("%s: session %d still holds %d at the server", what, h.info.PID, h.info.ID)
 		}
 	}

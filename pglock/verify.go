@@ -124,7 +124,7 @@ func (m *Manager) openForProof(ctx context.Context) (ports.Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.window)
 	defer cancel()
 	defer context.AfterFunc(m.openCtx, cancel)()
-	s, err := m.pool.Open(ctx)
+	s, err := m.open(ctx)
 	switch {
 	case m.openCtx.Err() != nil:
 		if err == nil {

@@ -37,6 +37,10 @@ var arrows = []arrow{
 	{pkg: "adapters/sqllock", own: []string{"pglock", "ports"}},
 	{pkg: "adapters/pqlock", own: []string{"adapters/sqllock", "pglock", "ports"}, other: []string{"github.com/lib/pq"}},
 	{pkg: "adapters/pgxlock", own: []string{"adapters/sqllock", "pglock", "ports"}, other: []string{"github.com/jackc/pgx/v5"}},
+	{pkg: "adapters/mocklock", own: []string{"adapters/sqllock", "pglock", "ports"}, other: []string{"github.com/DATA-DOG/go-sqlmock"}},
+	{pkg: "adapters/otellock", own: []string{"pglock", "ports"},
+		other: []string{"go.opentelemetry.io/otel", "go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel/trace"},
+		never: []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/sdk/*", "database/sql"}},
 	{pkg: "examples/*", own: []string{"adapters/*", "pglock", "ports"}, other: []string{"github.com/lib/pq", "github.com/jackc/pgx/v5"}},
 }
 

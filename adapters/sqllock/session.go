@@ -28,6 +28,11 @@ const shortWait = 50 * time.Millisecond
 // cost of a lock that is free.
 const nameAge = 500 * time.Millisecond
 
+// watchAfter is how long a session is left alone before it is watched: to start
+// and stop a watch takes some calls of the operating system, too many for a hold
+// of a moment.
+const watchAfter = 10 * time.Millisecond
+
 // instead says what to do where session locks are unsafe.
 const instead = "use session pooling, a direct connection, or transaction locks (sqllock.AcquireTx)"
 
@@ -439,6 +444,14 @@ func (s *session) wasMoved(pid int) error {
 // Watch implements ports.Watcher.
 func (w *watchedSession) Watch(ctx context.Context) error {
 	s := w.session
+	soon := time.NewTimer(watchAfter)
+	defer soon.Stop()
+	select {
+	case <-soon.C:
+	case <-s.ctx.Done():
+	case <-ctx.Done():
+		return nil
+	}
 	_, end, err := s.begin(ctx)
 	if err != nil {
 		return err

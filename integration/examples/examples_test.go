@@ -71,7 +71,7 @@ func (b built) run() (code int, err error) {
 	}
 	const module = "github.com/holdfast-go/holdfast"
 	args = append(args, module+"/examples/quickstart", module+"/examples/cron", module+"/examples/swapdrivers",
-		module+"/examples/cutover", module+"/examples/fencing", module+"/integration/demo")
+		module+"/examples/cutover", module+"/examples/fencing", module+"/examples/leader", module+"/integration/demo")
 	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("go %v: %w\n%s", args, err, out)
 	}
