@@ -3,12 +3,16 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-const contendedKey = "contended"
+// interruptAfter is how long one that asks again has to end the question that is
+// under way, before its sleep is interrupted: an answer that nobody reads may
+// leave a lease behind.
+const interruptAfter = 50 * time.Millisecond
 
 // contention is what came of goroutines that all wanted one key.
 type contention struct {
@@ -16,9 +20,9 @@ type contention struct {
 	served int // goroutines that had the lock at least once
 }
 
-// contend has goroutines lock and unlock one key for a while. It fails if two
-// of them were ever in at once.
-func contend(c contestant, e *entrant, goroutines int, lasts time.Duration) (contention, error) {
+// contend has goroutines lock and unlock one key for a while, which nobody else
+// has used before. It fails if two of them were ever in at once.
+func contend(c contestant, e *entrant, key string, goroutines int, lasts time.Duration) (contention, error) {
 	// Those who are woken get their turn, and leave. One that sleeps is
 	// interrupted.
 	ctx, interrupt := context.WithCancel(context.Background())
@@ -30,7 +34,7 @@ func contend(c contestant, e *entrant, goroutines int, lasts time.Duration) (con
 	for g := range goroutines {
 		wg.Go(func() {
 			for mine := 0; !over.Load(); mine++ {
-				unlock, err := e.lock(ctx, contendedKey)
+				unlock, err := e.lock(ctx, key)
 				if err != nil {
 					if ctx.Err() == nil {
 						errs[g] = err
@@ -58,11 +62,15 @@ func contend(c contestant, e *entrant, goroutines int, lasts time.Duration) (con
 	time.Sleep(lasts)
 	over.Store(true)
 	if c.asks > 0 {
+		time.Sleep(interruptAfter)
 		interrupt()
 	}
 	wg.Wait()
 	return contention{int(pairs.Load()), int(served.Load())}, errors.Join(errs...)
 }
+
+// contendedKey is the key of those who start at a time.
+func contendedKey(start int64) string { return fmt.Sprint("contended ", start) }
 
 // rivals are all but the floor, whose lockers are not for one key.
 func (b *bench) rivals() []contestant {
@@ -74,7 +82,7 @@ func (b *bench) contended() (all []outcomes[contention], err error) {
 	field := b.rivals()
 	err = b.onAll(field, b.contenders+1, func(es []*entrant) error {
 		all, err = interleave(names(field), b.rounds, func(i int) (contention, error) {
-			return contend(field[i], es[i], b.contenders, b.contendSlot)
+			return contend(field[i], es[i], contendedKey(time.Now().UnixNano()), b.contenders, b.contendSlot)
 		})
 		return err
 	})

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"sync"
@@ -70,12 +71,12 @@ func everybody() []contestant {
 	return []contestant{
 		raw("raw SQL, lib/pq", wire.PQ),
 		raw("raw SQL, pgx", wire.PGX),
-		own("Holdfast, lib/pq", wire.PQ, 1000),
-		own("Holdfast, pgx", wire.PGX, 1000),
-		{name: peers.GoPglock, driver: wire.PGX, advisory: true, mostHeld: 1000, open: openAdvisory},
-		{name: "goose/v3/lock " + version("github.com/pressly/goose/v3"), driver: wire.PGX, advisory: true, asks: goosePeriod, mostHeld: 1000, open: openGoose},
-		{name: peers.Cirello, driver: wire.PQ, asks: leaseDuration, mostHeld: 100, open: openLeases},
-		{name: "redsync " + version("github.com/go-redsync/redsync/v4"), asks: redsyncPeriod, mostHeld: 10_000, open: openRedsync},
+		own("Holdfast, lib/pq", wire.PQ, mostConnections),
+		own("Holdfast, pgx", wire.PGX, mostConnections),
+		{name: peers.GoPglock, driver: wire.PGX, advisory: true, mostHeld: mostConnections, open: openAdvisory},
+		{name: "goose/v3/lock " + version("github.com/pressly/goose/v3"), driver: wire.PGX, advisory: true, asks: goosePeriod, mostHeld: mostConnections, open: openGoose},
+		{name: peers.Cirello, driver: wire.PQ, asks: leaseDuration, mostHeld: mostLeases, open: openLeases},
+		{name: "redsync " + version("github.com/go-redsync/redsync/v4"), asks: redsyncPeriod, mostHeld: unlimited, open: openRedsync},
 	}
 }
 
@@ -88,6 +89,13 @@ const (
 	// to its speed.
 	redsyncExpiry = time.Minute
 	redsyncTries  = 1 << 20
+
+	// How many locks at once a contestant is asked for: one that needs a
+	// connection for each, one whose leases each have a heartbeat, and any
+	// other.
+	mostConnections = 1000
+	mostLeases      = 100
+	unlimited       = math.MaxInt
 
 	goosePeriod   = 5 * time.Second        // its default
 	redsyncPeriod = 150 * time.Millisecond // the middle of its default
@@ -206,7 +214,7 @@ func (l ownLocker) close() error { return l.m.Close(context.Background()) }
 // two for an argument; pgx prepares a statement with an argument once.
 
 func raw(name, driver string) contestant {
-	return contestant{name: name, driver: driver, floor: true, advisory: true, mostHeld: 10_000, open: func(p place, db *sql.DB) (locker, error) {
+	return contestant{name: name, driver: driver, floor: true, advisory: true, mostHeld: unlimited, open: func(p place, db *sql.DB) (locker, error) {
 		l := &rawLocker{driver: driver, conns: make([]rawConn, max(p.Connections, 1))}
 		for i := range l.conns {
 			conn, err := db.Conn(context.Background())

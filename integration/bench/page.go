@@ -122,7 +122,7 @@ func (f *figures) page() string {
 
 	section("Locks held at once", "Taken one after the other by one goroutine, from a pool without a limit. Who needs a\n"+
 		"connection for each is not asked for more than %d; each lease of cirello.io/pglock\n"+
-		"has a heartbeat, and it is not asked for more than %d.", 1000, 100)
+		"has a heartbeat, and it is not asked for more than %d.", mostConnections, mostLeases)
 	for _, m := range holdMetrics {
 		p.WriteString(bySize(m.title, b.held, f.holds, m.of) + "\n")
 	}

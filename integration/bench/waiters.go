@@ -19,9 +19,10 @@ type waiting struct {
 }
 
 // waiters measures goroutines that wait for locks, on keys of their own or on
-// one. The floor takes no part, because a plain session waits for one lock only.
+// one. The floor takes no part, because a plain session waits for one lock only,
+// nor does who cannot hold the locks that are waited for.
 func (b *bench) waiters(n, keys int) ([]outcomes[waiting], error) {
-	field := b.rivals()
+	field := without(b.rivals(), func(c contestant) bool { return !c.advisory && c.mostHeld < keys })
 	wanted := make([]string, keys)
 	for i := range wanted {
 		wanted[i] = fmt.Sprint("waited for ", i)

@@ -66,7 +66,7 @@ func work(encoded string, in io.Reader, out io.Writer) error {
 		case "contend":
 			time.Sleep(time.Until(time.Unix(0, start)))
 			var c contention
-			c, err = contend(field[at], e, int(goroutines), time.Duration(lasts))
+			c, err = contend(field[at], e, contendedKey(start), int(goroutines), time.Duration(lasts))
 			answer = fmt.Sprint(c.pairs, c.served)
 		default:
 			err = fmt.Errorf("unknown command %q", lines.Text())
