@@ -51,7 +51,7 @@ var full = scale{
 	pairSlot: 150 * time.Millisecond, manySlot: 300 * time.Millisecond, contendSlot: 300 * time.Millisecond,
 	goroutines: 64, connections: 16, contenders: 32,
 	handoversEach: 40, handoverBudget: 10 * time.Second,
-	held: []int{1, 10, 100, 1000, 10_000}, heldRounds: func(n int) int { return max(1, min(5, 300/n)) },
+	held: []int{1, 10, 100, 1000, 10_000}, heldRounds: func(n int) int { return max(1, min(5, 100/n)) },
 	oneKey: []int{10, 100, 1000}, manyKeys: []int{100, 1000}, waiterPool: 100,
 	settle: time.Second, window: 2 * time.Second, longestWait: time.Minute,
 }

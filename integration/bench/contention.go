@@ -89,8 +89,8 @@ func (b *bench) contended() (all []outcomes[contention], err error) {
 	return all, err
 }
 
-// shared measures two processes that do so at once.
-func (b *bench) shared() (_ []outcomes[[2]contention], err error) {
+// twoProcesses measures two processes that do so at once.
+func (b *bench) twoProcesses() (_ []outcomes[[2]contention], err error) {
 	field := b.rivals()
 	workers := make([]*worker, 2*len(field)) // two of each, side by side
 	defer func() { err = errors.Join(err, stopWorkers(workers)) }()

@@ -102,15 +102,15 @@ type figures struct {
 	b       *bench
 	machine string
 
-	pairs     []series // µs
-	handovers []outcomes[[]float64]
-	many      []series // pairs per second, on b.connections
-	manyOnOne []series // the same, on one
-	contended []outcomes[contention]
-	shared    []outcomes[[2]contention]
-	holds     map[int][]outcomes[hold]
-	oneKey    map[int][]outcomes[waiting]
-	manyKeys  map[int][]outcomes[waiting]
+	pairs        []series // µs
+	handovers    []outcomes[[]float64]
+	many         []series // pairs per second, on b.connections
+	manyOnOne    []series // the same, on one
+	contended    []outcomes[contention]
+	twoProcesses []outcomes[[2]contention]
+	holds        map[int][]outcomes[hold]
+	oneKey       map[int][]outcomes[waiting]
+	manyKeys     map[int][]outcomes[waiting]
 }
 
 // measure runs all scenarios.
@@ -127,7 +127,7 @@ func (b *bench) measure() (*figures, error) {
 		{"goroutines on keys of their own", func() (err error) { f.many, err = b.many(b.connections); return }},
 		{"the same on one connection", func() (err error) { f.manyOnOne, err = b.many(1); return }},
 		{"goroutines on one key", func() (err error) { f.contended, err = b.contended(); return }},
-		{"the same in two processes", func() (err error) { f.shared, err = b.shared(); return }},
+		{"the same in two processes", func() (err error) { f.twoProcesses, err = b.twoProcesses(); return }},
 	}
 	for _, n := range b.held {
 		scenarios = append(scenarios, scenario{fmt.Sprintf("%d locks held", n), func() (err error) { f.holds[n], err = b.holds(n); return }})

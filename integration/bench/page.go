@@ -108,8 +108,8 @@ func (f *figures) page() string {
 	t = newTable("", "pairs/s", "±", "× go-pglock", "served", "pairs/s in two processes", "share", "worst share")
 	pairs := f.contendedPairs()
 	for i, s := range pairs {
-		both := column(f.shared, func(c [2]contention) float64 { return float64(c[0].pairs+c[1].pairs) / b.contendSlot.Seconds() })[i]
-		share := column(f.shared, func(c [2]contention) float64 {
+		both := column(f.twoProcesses, func(c [2]contention) float64 { return float64(c[0].pairs+c[1].pairs) / b.contendSlot.Seconds() })[i]
+		share := column(f.twoProcesses, func(c [2]contention) float64 {
 			return float64(min(c[0].pairs, c[1].pairs)) / float64(c[0].pairs+c[1].pairs)
 		})[i]
 		served := column(f.contended, func(c contention) float64 { return float64(c.served) })[i]
