@@ -34,8 +34,8 @@ unit: ## run the tests that need no server
 demo: ## watch workers hand one lock over, on a server that the demo starts
 	cd integration && go run ./demo
 
-bench: ## measure how long a handover takes
-	cd integration && go test -timeout 10m -run '^$$' -bench Handover .
+bench: ## measure speed beside other libraries, and write it to docs/benchmarks.md
+	cd integration && go run ./bench -docs ../docs
 
 faults: ## break networks, servers and poolers for real (Linux, as root)
 	$(SERVERTEST) ./faults

@@ -243,7 +243,7 @@ func TestCase12ATimeoutIsObeyed(t *testing.T) {
 func TestCase15AKilledWaiterLeavesTheQueue(t *testing.T) {
 	each(t, drivers, func(t *testing.T, w world) {
 		conn := w.lockRaw(t, "k")
-		p := startRole(t, "wait", w, "k", func(*exec.Cmd) {})
+		p := startRole(t, "wait", w, "k")
 		eventually(t, "the process waits", func() bool { return w.waiting(t, "k") == 1 })
 		must(t, p.Process.Kill())
 		p.Wait()
@@ -770,12 +770,11 @@ func wraps(t testing.TB, err error, targets ...error) {
 
 // startRole starts this test binary as another process that plays a role; see
 // role. It is killed when the test ends, if it has not ended by then.
-func startRole(t testing.TB, role string, w world, key string, pipes func(*exec.Cmd)) *exec.Cmd {
+func startRole(t testing.TB, role string, w world, key string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], key)
 	cmd.Env = append(os.Environ(), "HOLDFAST_TEST_ROLE="+role, "HOLDFAST_TEST_SETUP="+w.name, "HOLDFAST_TEST_DSN="+w.dsn)
 	cmd.Stderr = os.Stderr
-	pipes(cmd)
 	must(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Kill()

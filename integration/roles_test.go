@@ -1,14 +1,10 @@
 package integration
 
 import (
-	"bufio"
 	"database/sql"
 	"fmt"
 	"os"
 	"slices"
-	"time"
-
-	"github.com/holdfast-go/holdfast/pglock"
 )
 
 // play is what this binary does when a test starts it as another process: it
@@ -29,44 +25,7 @@ func play(role string) {
 	case "wait":
 		lock, err := m.Acquire(bg, key)
 		fmt.Println(lock, err)
-	case "hand over":
-		handOver(db, m, key)
 	default:
 		panic("unknown role " + role)
-	}
-}
-
-// handOver holds a key, by the library and by raw SQL in turns, and gives it up
-// each time that it reads a line; it prints "held" when it holds the key, and
-// the time, in nanoseconds, right before it gives it up.
-func handOver(db *sql.DB, m *pglock.Manager, key string) {
-	conn, err := db.Conn(bg)
-	if err != nil {
-		panic(err)
-	}
-	raw := func(function string) func() error {
-		statement := fmt.Sprintf("SELECT %s(%d)", function, pglock.SHA256Key(key))
-		return func() error { _, err := conn.ExecContext(bg, statement); return err }
-	}
-	take := func() error { _, err := m.Acquire(bg, key); return err }
-	release := func() error { return m.Release(bg, key) }
-	in := bufio.NewScanner(os.Stdin)
-	for turn := 0; ; turn++ {
-		acquire, giveUp := take, release
-		if turn%2 == 1 {
-			acquire, giveUp = raw("pg_advisory_lock"), raw("pg_advisory_unlock")
-		}
-		if err := acquire(); err != nil {
-			panic(err)
-		}
-		fmt.Println("held")
-		if !in.Scan() {
-			return
-		}
-		now := time.Now().UnixNano()
-		if err := giveUp(); err != nil {
-			panic(err)
-		}
-		fmt.Println(now)
 	}
 }

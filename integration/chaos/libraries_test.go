@@ -11,13 +11,13 @@ import (
 	"time"
 
 	peertable "cirello.io/pglock"
-	peeradvisory "github.com/allisson/go-pglock/v3"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
 
 	"github.com/holdfast-go/holdfast/adapters/pgxlock"
 	"github.com/holdfast-go/holdfast/adapters/pqlock"
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
+	"github.com/holdfast-go/holdfast/integration/peers"
 	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/ports"
 )
@@ -46,8 +46,8 @@ type library struct {
 
 var (
 	holdfast     = library{"Holdfast", true, true, true, true, openHoldfast}
-	goPglock     = library{"allisson/go-pglock v3.2.0", true, false, true, false, openGoPglock}
-	cirello      = library{"cirello.io/pglock v1.16.1", false, false, false, false, openCirello}
+	goPglock     = library{peers.GoPglock, true, false, true, false, openGoPglock}
+	cirello      = library{peers.Cirello, false, false, false, false, openCirello}
 	allLibraries = []library{holdfast, goPglock, cirello}
 )
 
@@ -142,38 +142,22 @@ func openGoPglock(_ context.Context, db *sql.DB, _, _ string) (locker, error) {
 	return goPglockLocker{db}, nil
 }
 
-func (l goPglockLocker) acquire(ctx context.Context, r request) (_ held, err error) {
-	lock, err := peeradvisory.NewLock(ctx, pglock.SHA256Key(r.key), l.db)
-	if err != nil {
+func (l goPglockLocker) acquire(ctx context.Context, r request) (held, error) {
+	lock, err := peers.LockAdvisory(ctx, l.db, pglock.SHA256Key(r.key), r.shared, r.try)
+	if err != nil && ctx.Err() != nil {
+		err = nil // somebody else has it
+	}
+	if lock == nil {
 		return nil, err
 	}
-	ok := true
-	switch {
-	case r.try && r.shared:
-		ok, err = lock.RLock(ctx)
-	case r.try:
-		ok, err = lock.Lock(ctx)
-	case r.shared:
-		err = lock.WaitAndRLock(ctx)
-	default:
-		err = lock.WaitAndLock(ctx)
-	}
-	if err != nil || !ok {
-		_ = lock.Close()
-		if ctx.Err() != nil {
-			err = nil // somebody else has it
-		}
-		return nil, err
-	}
-	return &goPglockHeld{lock, l.db, r.shared}, nil
+	return &goPglockHeld{lock, l.db}, nil
 }
 
 func (l goPglockLocker) close(context.Context) error { return nil }
 
 type goPglockHeld struct {
-	lock   peeradvisory.Lock
-	db     *sql.DB
-	shared bool
+	lock *peers.AdvisoryLock
+	db   *sql.DB
 }
 
 func (h *goPglockHeld) done() <-chan struct{} { return nil }
@@ -181,12 +165,7 @@ func (h *goPglockHeld) backend() int          { return 0 }
 func (h *goPglockHeld) token() uint64         { return 0 }
 
 func (h *goPglockHeld) release(ctx context.Context) (outcome, error) {
-	unlock := h.lock.Unlock
-	if h.shared {
-		unlock = h.lock.RUnlock
-	}
-	err := errors.Join(unlock(ctx), h.lock.Close())
-	if err != nil {
+	if err := h.lock.Unlock(ctx); err != nil {
 		return unconfirmed, err
 	}
 	return released, nil

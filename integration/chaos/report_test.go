@@ -3,14 +3,13 @@
 package chaos
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/holdfast-go/holdfast/integration/report"
 )
 
 // driverNames are the drivers as people call them.
@@ -168,12 +167,6 @@ func (r *result) summary() string {
 	return text + fmt.Sprintf("%d rows written; every goroutine had a lock again %v after the last fault\n", r.rows, r.last.Round(time.Millisecond))
 }
 
-// The figures stand between these two lines of the report.
-const (
-	beginMark = "<!-- chaos: begin -->"
-	endMark   = "<!-- chaos: end -->"
-)
-
 var preamble = fmt.Sprintf(`# Chaos
 
 What the suite in integration/chaos has measured: worker processes that compete
@@ -195,28 +188,15 @@ keep the keys. All libraries go through the faults of the same seed, with the sa
 bounds on their waits; one that ends such a wait by closing a connection pays for
 it behind pgbouncer, which opens connections one by one, and one that polls once
 in a lease gets few locks.
-
-`, patience) + beginMark + "\n" + endMark + "\n"
+`, patience)
 
 // writeReport puts the figures of all runs into the file.
 func writeReport(path string, results []*result) error {
-	old, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		old, err = []byte(preamble), nil
-	}
-	if err != nil {
-		return err
-	}
-	before, rest, ok := strings.Cut(string(old), beginMark)
-	_, after, ok2 := strings.Cut(rest, endMark)
-	if !ok || !ok2 {
-		return fmt.Errorf("%s does not have the lines %q and %q", path, beginMark, endMark)
-	}
 	ours := results[0]
-	text := fmt.Sprintf("\nSeed %d, liveness window %v (for the leases of cirello.io/pglock, too), six processes of %d goroutines on %d keys,\n"+
+	text := fmt.Sprintf("Seed %d, liveness window %v (for the leases of cirello.io/pglock, too), six processes of %d goroutines on %d keys,\n"+
 		"three of them on each driver, one of each through pgbouncer. Gaps may be %v on pgx and %v on lib/pq, both with\n"+
 		"what a loaded machine may add, and %v for a holder that is also cut off.\n\n",
 		ours.seed, window, goroutines, len(quickKeys)+len(slowKeys), notice[pgx], notice[pq], lostAfter+slack)
-	text += figures(results) + "\nHoldfast, by fault: how many reached processes on each driver, and what they led to.\n\n" + ours.byFault() + "\n"
-	return os.WriteFile(path, []byte(before+beginMark+"\n"+text+endMark+after), 0o644)
+	text += figures(results) + "\nHoldfast, by fault: how many reached processes on each driver, and what they led to.\n\n" + ours.byFault()
+	return report.Write(path, "chaos", preamble, text)
 }

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/integration/wire"
+)
+
+// pairConnections is more than one goroutine needs, so that every contestant
+// works with its default options.
+const pairConnections = 4
+
+// pairs measures an uncontended lock and unlock, in microseconds.
+func (b *bench) pairs() (all []series, err error) {
+	err = b.onAll(b.field, pairConnections, func(es []*entrant) error {
+		who := names(b.field)
+		pgbenches, err := b.pgbenches()
+		if err != nil {
+			fmt.Fprintf(b.log, "without pgbench: %v\n", err)
+		}
+		for _, p := range pgbenches {
+			who = append(who, p.name())
+		}
+		all, err = interleave(who, b.rounds, func(i int) (float64, error) {
+			if i >= len(es) {
+				return pgbenches[i-len(es)].run(b.pairSlot)
+			}
+			n := 0
+			start := time.Now()
+			for ; n == 0 || time.Since(start) < b.pairSlot; n++ {
+				if err := es[i].pair("k"); err != nil {
+					return 0, err
+				}
+			}
+			return microseconds(time.Since(start)) / float64(n), nil
+		})
+		return err
+	})
+	return all, err
+}
+
+// many measures goroutines that lock and unlock keys of their own, on so many
+// connections, in pairs per second.
+func (b *bench) many(connections int) (all []series, err error) {
+	err = b.onAll(b.field, connections, func(es []*entrant) error {
+		all, err = interleave(names(b.field), b.rounds, func(i int) (float64, error) {
+			var stop atomic.Bool
+			var pairs atomic.Int64
+			errs := make(chan error, b.goroutines)
+			var wg sync.WaitGroup
+			start := time.Now()
+			for g := range b.goroutines {
+				wg.Go(func() {
+					for key := fmt.Sprint("k", g); !stop.Load(); pairs.Add(1) {
+						if err := es[i].pair(key); err != nil {
+							errs <- err
+							return
+						}
+					}
+				})
+			}
+			time.Sleep(b.manySlot)
+			stop.Store(true)
+			wg.Wait()
+			took := time.Since(start)
+			if len(errs) > 0 {
+				return 0, <-errs
+			}
+			return float64(pairs.Load()) / took.Seconds(), nil
+		})
+		return err
+	})
+	return all, err
+}
+
+// pgbench does the same as the floor, in C.
+type pgbench struct {
+	program, dsn, script string
+	mode                 string
+	count                int // of pairs, in the next round
+}
+
+func (p *pgbench) name() string { return "pgbench, " + p.mode + " protocol" }
+
+// pgbenches finds pgbench, in its two modes that correspond to the two drivers.
+func (b *bench) pgbenches() ([]*pgbench, error) {
+	program := filepath.Join(b.server.BinDir(), "pgbench")
+	if _, err := os.Stat(program); err != nil {
+		if program, err = exec.LookPath("pgbench"); err != nil {
+			return nil, err
+		}
+	}
+	var all []*pgbench
+	for _, mode := range []string{"simple", "prepared"} {
+		all = append(all, &pgbench{program: program, dsn: b.server.DSN(), mode: mode, count: 20,
+			script: "SELECT pg_advisory_lock(1);\nSELECT pg_advisory_unlock(1);\n"})
+	}
+	return all, nil
+}
+
+var pgbenchLatency = regexp.MustCompile(`latency average = ([0-9.]+) ms`)
+
+// run returns the time of a pair, in microseconds, of a run that lasts about
+// as long as the slot from the second on.
+func (p *pgbench) run(slot time.Duration) (float64, error) {
+	cmd := exec.Command(p.program, "--no-vacuum", "--client=1", "--protocol="+p.mode, "--transactions="+strconv.Itoa(p.count), "--file=/dev/stdin", p.dsn)
+	cmd.Stdin = bytes.NewBufferString(p.script)
+	out, err := cmd.CombinedOutput()
+	found := pgbenchLatency.FindSubmatch(out)
+	if err != nil || found == nil {
+		return 0, fmt.Errorf("pgbench: %v: %s", err, out)
+	}
+	ms, err := strconv.ParseFloat(string(found[1]), 64)
+	if err != nil {
+		return 0, err
+	}
+	p.count = max(20, int(float64(slot)/float64(time.Millisecond)/max(ms, 0.01)))
+	return 1000 * ms, nil
+}
+
+// floorOf names the floor of a contestant: that of its driver, and pgx's, the
+// faster one, for those that have none.
+func (b *bench) floorOf(name string) string {
+	driver := wire.PGX
+	for _, c := range b.field {
+		if c.name == name && c.driver != "" {
+			driver = c.driver
+		}
+	}
+	if name == "pgbench, simple protocol" {
+		driver = wire.PQ
+	}
+	for _, c := range b.field {
+		if c.floor && c.driver == driver {
+			return c.name
+		}
+	}
+	return ""
+}
