@@ -56,6 +56,8 @@ type hold struct {
 	// over is why the session is, if a check has found that. Only the keeper uses
 	// it.
 	over error
+	// spare is what became of the session, if it is kept. Only the keeper uses it.
+	spare *spare
 	// settled is what a release found; it is set before finished is closed.
 	settled error
 
@@ -296,9 +298,14 @@ func (h *hold) log(level slog.Level, msg string, err error) {
 }
 
 // keep is the life of the keeper, from the grant to the end of the session.
-func (h *hold) keep() {
-	for h != nil {
-		h = h.attend()
+// It returns the session's spare, if it has become one.
+func (h *hold) keep() *spare {
+	for {
+		next := h.attend()
+		if next == nil {
+			return h.spare
+		}
+		h = next
 	}
 }
 
@@ -547,9 +554,12 @@ func (h *hold) settle(watchErr error) (next *hold) {
 			h.log(slog.LevelError, "lock release failed", why)
 		}
 	}
-	if why == nil {
-		m.letGo(h)
-	} else {
+	warm := why == nil && m.staysWarm(h)
+	switch {
+	case warm:
+	case why == nil:
+		m.recycle(h.s)
+	default:
 		h.headStart()
 		m.destroy(h.s, why)
 	}
@@ -561,8 +571,13 @@ func (h *hold) settle(watchErr error) (next *hold) {
 		p.q.holds = slices.DeleteFunc(p.q.holds, func(other *hold) bool { return other == h })
 		m.advance(p.q)
 	}
+	if warm {
+		h.spare = m.park(h.s)
+	}
 	m.freeSession()
-	m.exit()
+	if !warm {
+		m.exit()
+	}
 	return nil
 }
 

@@ -52,10 +52,8 @@ type Manager struct {
 	// pinned has the sessions that are open, and whether they carry a hold or
 	// only wait for one.
 	pinned map[ports.Session]bool
-	// spares are sessions that are kept warm, the oldest first; cooling runs when
-	// there are any, and recycles them.
-	spares  []spare
-	cooling *time.Timer
+	// spares are sessions that are kept warm, the oldest first.
+	spares []*spare
 	// lastRelease is when a session was last let go; inARow counts the locks that
 	// followed each other closely.
 	lastRelease time.Time

@@ -366,9 +366,11 @@ func (m *Manager) advance(q *queue) {
 func (m *Manager) admit(c *contender) {
 	if limit := m.sessionLimit(); limit == 0 || m.sessions < limit {
 		m.sessions++
-		m.running++
 		c.pending, c.starved = nil, false
-		go c.run()
+		if !m.warm(c) {
+			m.running++
+			go c.run()
+		}
 		return
 	}
 	c.pending, c.starved, c.unanswered = m.pending.PushBack(c), true, true
@@ -507,19 +509,43 @@ func (q *queue) patience() time.Duration {
 	return longest
 }
 
-// run contends until the lock is granted or nobody waits for it.
+// run is the life of a goroutine with a session: it contends for c, keeps what it
+// gets, and does the same for others as long as the session is kept warm.
 func (c *contender) run() {
+	m := c.m
 	var s ports.Session
-	first := true // the next statement is the first of this contender
-	stale := 0    // sessions in a row that were dead when they came
+	for {
+		sp := c.contend(s)
+		if sp == nil {
+			return
+		}
+		if s, c = sp.s, m.linger(sp); c == nil {
+			break
+		}
+	}
+	m.recycle(s)
+	m.mu.Lock()
+	m.exit()
+	m.mu.Unlock()
+}
+
+// contend contends until the lock is granted or nobody waits for it, with a
+// session that was kept warm if s is not nil. It returns what became of the
+// session after the hold, if that is a spare, and has given up both session and
+// goroutine otherwise.
+func (c *contender) contend(s ports.Session) *spare {
+	first := true    // the next statement is the first of this contender
+	stale := 0       // sessions in a row that were dead when they came
+	kept := s != nil // it has done nothing for this contender yet
 	for {
 		t := c.next(first, nil)
 		if t.w == nil {
 			c.stop(s)
-			return
+			return nil
 		}
-		fresh := s == nil
-		if fresh {
+		fresh := s == nil || kept
+		kept = false
+		if s == nil {
 			err := c.m.ensureVerified(t.w.ctx)
 			if err == nil {
 				s, err = c.open(t.w.ctx)
@@ -556,8 +582,7 @@ func (c *contender) run() {
 			c.fail(err)
 		case grant.Granted:
 			if h := c.deliver(s, req, grant, sent); h != nil {
-				h.keep()
-				return
+				return h.keep()
 			}
 			// Nobody wants it in this mode any more.
 			if held, err := c.m.unlock(t.w.ctx, s, req.ID, req.Mode); err != nil || !held {
@@ -571,7 +596,7 @@ func (c *contender) run() {
 			c.refused(t.w)
 			if t.poll > 0 {
 				c.pause(s, t.poll)
-				return
+				return nil
 			}
 			if grant.Interrupted {
 				c.sleep(interruptPause)
@@ -592,11 +617,6 @@ func (c *contender) open(ctx context.Context) (ports.Session, error) {
 	if w := c.q.head(); c.q.contender != c || w == nil || w.onto != nil {
 		m.mu.Unlock()
 		return nil, nil
-	}
-	if s := m.warm(); s != nil {
-		m.pinned[s] = false
-		m.mu.Unlock()
-		return s, nil
 	}
 	c.cancelOpen, c.starved, c.unanswered = cancel, full, c.unanswered || full
 	m.mu.Unlock()
