@@ -41,7 +41,8 @@ const (
 	// bits, and 48 bits of the transaction's number. The message makes the
 	// transaction one that is flushed to disk when it commits, so its number
 	// is not given out again after a crash.
-	lockToken = `CASE WHEN NOT granted OR pg_logical_emit_message(true, 'holdfast', '') IS NULL` +
+	lockToken = `CASE WHEN NOT granted` + tokenThen
+	tokenThen = ` OR pg_logical_emit_message(true, 'holdfast', '') IS NULL` +
 		` OR set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true) IS NULL THEN 0` +
 		` ELSE (('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint << 48) | (pg_current_xact_id()::text::bigint & 281474976710655) END`
 
@@ -81,6 +82,89 @@ func lockStatement(mode ports.Mode, waits, fenced, guarded bool) string {
 	}
 	return `SELECT pid, database, recovering, granted, token, before, ` + settings +
 		` FROM (SELECT pid, database, recovering, granted, ` + token + ` AS token, ` + before + ` AS before FROM (` + first + `) AS a OFFSET 0) AS b`
+}
+
+// A statement for a batch is built in the same way. In $1 it has the IDs, in $2
+// a character for each, and it answers with a character for each, in order.
+//
+//  1. As above, and the unlocks.
+//  2. The tries. They look at the answer of 1, so that they come after it: an ID
+//     may be in both.
+//  3. The fencing token, when all locks are taken: the transaction's number is
+//     drawn when it is first asked for, and a lock that was taken after that
+//     may have had a holder meanwhile whose number is greater.
+const (
+	batchOf    = ` FROM unnest($1::text::bigint[], string_to_array($2::text, NULL)) WITH ORDINALITY AS u (id, what, n) WHERE what `
+	unlockCode = `IN ('` + string(codeUnlock) + `', '` + string(codeUnlockShared) + `')`
+
+	batchUnlocks = `(SELECT string_agg(CASE WHEN CASE what WHEN '` + string(codeUnlock) + `' THEN pg_advisory_unlock(id) ELSE pg_advisory_unlock_shared(id) END` +
+		` THEN '` + string(answerYes) + `' ELSE '` + string(answerNo) + `' END, '' ORDER BY n)` + batchOf + unlockCode + `)`
+	batchTries = `(SELECT string_agg(CASE WHEN recovering OR unlocked IS NULL THEN '` + string(answerNo) + `'` +
+		` WHEN CASE lower(what) WHEN '` + string(codeTry) + `' THEN pg_try_advisory_lock(id) WHEN '` + string(codeTryShared) + `' THEN pg_try_advisory_lock_shared(id) ELSE true END` +
+		` THEN CASE WHEN what = lower(what) THEN '` + string(answerYes) + `' ELSE '` + string(answerFenced) + `' END ELSE '` + string(answerNo) + `' END, '' ORDER BY n)` + batchOf + `NOT ` + unlockCode + `)`
+
+	batchFirst  = `SELECT pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering, coalesce(` + batchUnlocks + `, '') AS unlocked OFFSET 0`
+	batchSecond = `SELECT pid, database, recovering, unlocked, coalesce(` + batchTries + `, '') AS tried FROM (` + batchFirst + `) AS a OFFSET 0`
+	batchToken  = `CASE WHEN strpos(tried, '` + string(answerFenced) + `') = 0` + tokenThen
+	batchBefore = `CASE WHEN translate(tried, '` + string(answerNo) + `', '') <> '' THEN (SELECT json_object_agg(key, current_setting(key))::text ` + heldSettings + `) END`
+
+	// lockTable is how many locks the server has room for, at the least.
+	lockTable = `current_setting('max_locks_per_transaction')::bigint * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)`
+)
+
+// What is wanted of one ID in a batch, and what came of it. An upper case letter
+// asks for a fencing token, too.
+const (
+	codeUnlock       = 'u'
+	codeUnlockShared = 'v'
+	codeTry          = 'x'
+	codeTryShared    = 's'
+	codeHeld         = 'h' // take nothing
+	toFenced         = 'a' - 'A'
+
+	answerNo     = '0'
+	answerYes    = '1'
+	answerFenced = '2' // yes, and wants a token
+)
+
+// batchStatement builds the statement of a batch. Its arguments are the IDs, the
+// codes, and, if guarded, the settings as a JSON object.
+func batchStatement(fenced, guarded bool) string {
+	token, before, settings, room := `0::bigint`, `NULL::text`, `NULL::bigint`, `0::bigint`
+	if fenced {
+		token = batchToken
+	}
+	if guarded {
+		before, settings, room = batchBefore, lockSettings, lockTable
+	}
+	return `SELECT pid, database, recovering, unlocked, tried, token, ` + room + `, before, ` + settings +
+		` FROM (SELECT pid, database, recovering, unlocked, tried, ` + token + ` AS token, ` + before + ` AS before FROM (` + batchSecond + `) AS b OFFSET 0) AS c`
+}
+
+// batchCodes are the arguments of batchStatement for a batch.
+func batchCodes(b ports.Batch) (ids []int64, codes []byte, fenced bool) {
+	for _, u := range b.Unlocks {
+		ids, codes = append(ids, u.ID), append(codes, codeOf(u.Mode, codeUnlock, codeUnlockShared))
+	}
+	for _, t := range b.Tries {
+		code := codeOf(t.Mode, codeTry, codeTryShared)
+		if t.Held {
+			code = codeHeld
+		}
+		if t.Fencing {
+			code -= toFenced
+			fenced = true
+		}
+		ids, codes = append(ids, t.ID), append(codes, code)
+	}
+	return ids, codes, fenced
+}
+
+func codeOf(mode ports.Mode, exclusive, shared byte) byte {
+	if mode == ports.Shared {
+		return shared
+	}
+	return exclusive
 }
 
 const (
