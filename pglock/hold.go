@@ -33,9 +33,15 @@ var (
 
 // hold is one granted lock. Its session belongs to one goroutine, the keeper,
 // which watches it, lends it, and settles it at the end.
+//
+// With shared sessions, the keeper belongs to a hold without a lock, one for
+// each session; the holds of callers have no session, and a carrier settles
+// them.
 type hold struct {
 	m *Manager
-	s ports.Session
+	s ports.Session // nil for a hold on shared sessions
+	// carrier is set if others' locks are on the session of this hold.
+	carrier *carrier
 	// info is the first of the hold's locks.
 	info ports.LockInfo
 	// atLeast is how long the hold lasts, however soon it is released.
@@ -55,6 +61,13 @@ type hold struct {
 	err   error       // why the hold ended; nil while it is held
 	later *time.Timer // ends a hold that was released before its time
 	bound *time.Timer // ends the session if a release takes too long
+	// of a hold on shared sessions: how many of its locks are not settled yet
+	// after its end, and who waits for its next lock, in which queue.
+	unsettled int
+	next      struct {
+		q *queue
+		w *waiter
+	}
 }
 
 var _ interface {
@@ -174,6 +187,11 @@ func (h *hold) release(ctx context.Context) error {
 func (h *hold) end(why error) bool {
 	h.m.mu.Lock()
 	defer h.m.mu.Unlock()
+	return h.endNow(why)
+}
+
+// endNow is end for a caller who holds Manager.mu.
+func (h *hold) endNow(why error) bool {
 	if h.err != nil {
 		return false
 	}
@@ -182,18 +200,25 @@ func (h *hold) end(why error) bool {
 		h.later.Stop()
 	}
 	h.m.stats.Held -= len(h.parts)
-	if errors.Is(why, ports.ErrReleased) {
+	switch released := errors.Is(why, ports.ErrReleased); {
+	case released && h.s != nil:
 		h.bound = time.AfterFunc(h.m.releaseBound(), h.s.Destroy)
-	} else {
+	case !released && h.carrier == nil:
 		h.m.stats.Lost++
 	}
 	close(h.done)
+	switch {
+	case h.carrier != nil:
+		h.carrier.ended(h)
+	case h.s == nil:
+		h.m.giveUp(h)
+	}
 	return true
 }
 
 // lose ends the hold because of cause, unless it has ended already.
 func (h *hold) lose(cause error) {
-	if h.end(fmt.Errorf("%w: %w", ports.ErrLost, cause)) {
+	if h.end(fmt.Errorf("%w: %w", ports.ErrLost, cause)) && h.carrier == nil {
 		h.log(slog.LevelError, "lock lost", cause)
 	}
 }
@@ -312,6 +337,9 @@ func (h *hold) check(full bool) (confirmed bool) {
 
 // LendSession implements ports.SessionLender.
 func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) error {
+	if h.s == nil {
+		return &ports.LockError{Op: "run", Key: h.info.Key, Err: fmt.Errorf("%w: this lock has no session of its own; leave out WithSharedSessions to give it one", ports.ErrUnsupported)}
+	}
 	l := loan{granted: make(chan bool, 1), back: make(chan bool, 1), settled: make(chan struct{})}
 	var err error
 	select {

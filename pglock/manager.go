@@ -64,6 +64,11 @@ type Manager struct {
 	// that is under way.
 	verified bool
 	proof    *proof
+	// carriers are the shared sessions, if holds are on those; held counts the
+	// locks that they have at the server, asking those that they are asking for,
+	// and mostHeld bounds both, 0 if that is not known yet.
+	carriers               []*carrier
+	held, asking, mostHeld int
 	// cancelOpens ends the opening of sessions for proofs when the manager
 	// closes; it is the end of openCtx.
 	openCtx     context.Context
@@ -119,6 +124,9 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 		if opt != nil {
 			opt(&m.config)
 		}
+	}
+	for range m.shared {
+		m.carriers = append(m.carriers, newCarrier(m))
 	}
 	return m
 }
@@ -257,6 +265,9 @@ func (m *Manager) Stats() Stats {
 	s := m.stats
 	s.Sessions = m.sessions
 	s.MaxSessions = max(m.sessionLimit(), 0)
+	if n := len(m.carriers); n > 0 && (s.MaxSessions == 0 || n < s.MaxSessions) {
+		s.MaxSessions = n
+	}
 	for _, q := range m.queues {
 		s.Waiting += q.waiters.Len()
 	}
@@ -281,6 +292,10 @@ func (m *Manager) Close(ctx context.Context) error {
 	}
 	if !again && m.running == 0 {
 		close(m.idle)
+	}
+	for _, c := range m.carriers {
+		c.hasten(m.releaseBound())
+		c.stir()
 	}
 	for s, held := range m.pinned {
 		if !held {
