@@ -218,7 +218,10 @@ func (h *hold) endNow(why error) bool {
 
 // lose ends the hold because of cause, unless it has ended already.
 func (h *hold) lose(cause error) {
-	if h.end(fmt.Errorf("%w: %w", ports.ErrLost, cause)) && h.carrier == nil {
+	switch ended := h.end(fmt.Errorf("%w: %w", ports.ErrLost, cause)); {
+	case ended && h.carrier != nil:
+		h.carrier.report()
+	case ended:
 		h.log(slog.LevelError, "lock lost", cause)
 	}
 }

@@ -66,9 +66,11 @@ type Manager struct {
 	proof    *proof
 	// carriers are the shared sessions, if holds are on those; held counts the
 	// locks that they have at the server, asking those that they are asking for,
-	// and mostHeld bounds both, 0 if that is not known yet.
+	// and mostHeld bounds both; 0 before the server has told what it has room
+	// for, and if it does not tell.
 	carriers               []*carrier
 	held, asking, mostHeld int
+	told                   bool
 	// cancelOpens ends the opening of sessions for proofs when the manager
 	// closes; it is the end of openCtx.
 	openCtx     context.Context

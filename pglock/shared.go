@@ -119,6 +119,7 @@ type carrier struct {
 	// bound ends the session if it takes too long to give locks back, or, when
 	// the manager has closed, to end; nil while there is no need.
 	bound *time.Timer
+	lost  [][]any // to be logged
 	// opening: a session is being opened; starved: the pool had no room.
 	starved    bool
 	cancelOpen context.CancelFunc
@@ -194,7 +195,7 @@ func (m *Manager) grant(q *queue, w *waiter, g ports.Grant) {
 	}
 	h := w.onto
 	if h == nil {
-		h = &hold{m: m, atLeast: w.opts.HoldAtLeast, done: make(chan struct{}), finished: make(chan struct{})}
+		h = &hold{m: m, atLeast: w.opts.HoldAtLeast, done: make(chan struct{})}
 	} else {
 		h.next.q, h.next.w = nil, nil
 	}
@@ -239,6 +240,7 @@ func (m *Manager) giveUp(h *hold) {
 	if !errors.Is(h.err, ports.ErrReleased) {
 		h.settled = h.err
 	}
+	h.finished = make(chan struct{}) // nobody has looked at it before the end
 	h.unsettled = len(h.parts)
 	for _, p := range slices.Backward(h.parts) {
 		q := p.q
@@ -294,17 +296,15 @@ func (m *Manager) settlePart(h *hold, err error) {
 // comes with the end of root. The caller holds Manager.mu.
 func (c *carrier) ended(root *hold) {
 	m := c.m
-	if c.root == root {
-		m.held -= c.locks
-		c.root, c.locks = nil, 0
-	}
-	if lost := !errors.Is(root.err, ports.ErrReleased); lost && c.bound != nil {
-		c.bound.Stop()
-		c.bound = nil
-	}
+	m.held -= c.locks
+	c.root, c.locks = nil, 0
 	c.stir()
 	if errors.Is(root.err, ports.ErrReleased) {
 		return // it had no locks
+	}
+	if c.bound != nil {
+		c.bound.Stop()
+		c.bound = nil
 	}
 	gives := c.gives
 	c.gives = nil
@@ -314,16 +314,8 @@ func (c *carrier) ended(root *hold) {
 			m.settlePart(g.h, nil)
 		}
 	}
-	var holds []*hold
-	for _, hs := range m.byKey {
-		for _, h := range hs {
-			if h.live() && slices.ContainsFunc(h.parts, func(p part) bool { return p.q.tenure.root == root }) {
-				holds = append(holds, h)
-			}
-		}
-	}
 	lost := 0
-	for _, h := range holds {
+	for _, h := range m.holdsOn(root) {
 		if h.endNow(root.err) { // a set is there once for each of its keys
 			lost++
 		}
@@ -331,8 +323,32 @@ func (c *carrier) ended(root *hold) {
 	for _, a := range c.asks {
 		a.robbed()
 	}
-	if lost > 0 { // on a goroutine, since a logger may call the manager
-		go m.logger.Error("locks lost", "locks", lost, "database", c.server.Database, "pid", c.server.PID, "error", root.err)
+	if lost > 0 {
+		c.lost = append(c.lost, []any{"locks", lost, "database", c.server.Database, "pid", c.server.PID, "error", root.err})
+	}
+}
+
+// holdsOn returns the holds with a lock on the session of root. The caller holds
+// m.mu.
+func (m *Manager) holdsOn(root *hold) (holds []*hold) {
+	for _, hs := range m.byKey {
+		for _, h := range hs {
+			if h.live() && slices.ContainsFunc(h.parts, func(p part) bool { return p.q.tenure.root == root }) {
+				holds = append(holds, h)
+			}
+		}
+	}
+	return holds
+}
+
+// report logs what ended has told.
+func (c *carrier) report() {
+	c.m.mu.Lock()
+	lost := c.lost
+	c.lost = nil
+	c.m.mu.Unlock()
+	for _, args := range lost {
+		c.m.logger.Error("locks lost", args...)
 	}
 }
 
@@ -525,8 +541,11 @@ func (c *carrier) serve(stale int) int {
 			}
 		}
 	})
-	if fresh && failed != nil {
-		return stale + 1
+	if failed != nil {
+		c.report()
+		if fresh {
+			return stale + 1
+		}
 	}
 	return 0
 }
@@ -653,9 +672,12 @@ func (c *carrier) take(root *hold) (b batch) {
 	asks := c.asks
 	c.asks = nil
 	for i, a := range asks {
-		room := firstBatch - len(b.asks)
-		if m.mostHeld > 0 {
-			room = min(m.mostHeld-m.held-m.asking, maxBatch-len(b.gives)-len(b.asks))
+		room := maxBatch - len(b.gives) - len(b.asks)
+		switch {
+		case m.mostHeld > 0:
+			room = min(room, m.mostHeld-m.held-m.asking)
+		case !m.told:
+			room = firstBatch - len(b.asks)
 		}
 		w := a.q.head()
 		switch {
@@ -668,6 +690,9 @@ func (c *carrier) take(root *hold) (b batch) {
 		case a.held:
 		case m.mostHeld > 0 && m.held >= m.mostHeld && len(b.gives) == 0:
 			a.fail(m.tooMany())
+			continue
+		case room <= 0 && len(b.gives)+len(b.asks) == 0:
+			a.later(firstPoll) // another session is asking for the rest
 			continue
 		case room <= 0:
 			c.asks = append(c.asks, asks[i:]...)
@@ -750,6 +775,7 @@ func (c *carrier) send(root *hold, s ports.Batcher, b batch, fresh, retry bool) 
 func (c *carrier) answered(root *hold, b batch, got ports.BatchAnswer) {
 	m := c.m
 	c.server = ports.BatchAnswer{PID: got.PID, Database: got.Database}
+	m.told = true
 	if got.LockTable > 0 {
 		m.mostHeld = max(got.LockTable/2, 1)
 	}

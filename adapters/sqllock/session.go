@@ -301,7 +301,7 @@ func (s *session) Batch(ctx context.Context, b ports.Batch) (ports.BatchAnswer, 
 	if guarded {
 		args = append(args, holderSettings(ports.LockRequest{HolderID: b.HolderID, Liveness: b.Liveness}))
 	}
-	statement, args := s.pool.form.bind(batchStatement(fenced, guarded), args...)
+	statement, args := s.pool.form.bind(batchStatement(len(b.Unlocks) > 0, len(b.Tries) > 0, fenced, guarded), args...)
 	var pid, room int
 	var database, unlocked, tried string
 	var recovering bool

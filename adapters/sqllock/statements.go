@@ -103,8 +103,8 @@ const (
 		` WHEN CASE lower(what) WHEN '` + string(codeTry) + `' THEN pg_try_advisory_lock(id) WHEN '` + string(codeTryShared) + `' THEN pg_try_advisory_lock_shared(id) ELSE true END` +
 		` THEN CASE WHEN what = lower(what) THEN '` + string(answerYes) + `' ELSE '` + string(answerFenced) + `' END ELSE '` + string(answerNo) + `' END, '' ORDER BY n)` + batchOf + `NOT ` + unlockCode + `)`
 
-	batchFirst  = `SELECT pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering, coalesce(` + batchUnlocks + `, '') AS unlocked OFFSET 0`
-	batchSecond = `SELECT pid, database, recovering, unlocked, coalesce(` + batchTries + `, '') AS tried FROM (` + batchFirst + `) AS a OFFSET 0`
+	batchNone = `''::text`
+
 	batchToken  = `CASE WHEN strpos(tried, '` + string(answerFenced) + `') = 0` + tokenThen
 	batchBefore = `CASE WHEN translate(tried, '` + string(answerNo) + `', '') <> '' THEN (SELECT json_object_agg(key, current_setting(key))::text ` + heldSettings + `) END`
 
@@ -127,10 +127,19 @@ const (
 	answerFenced = '2' // yes, and wants a token
 )
 
-// batchStatement builds the statement of a batch. Its arguments are the IDs, the
-// codes, and, if guarded, the settings as a JSON object.
-func batchStatement(fenced, guarded bool) string {
+// batchStatement builds the statement of a batch with or without unlocks, with or
+// without tries: planning it costs as much as all else where it is not prepared.
+// Its arguments are the IDs, the codes, and, if guarded, the settings as a JSON
+// object.
+func batchStatement(unlocks, tries, fenced, guarded bool) string {
+	unlocked, tried := batchNone, batchNone
 	token, before, settings, room := `0::bigint`, `NULL::text`, `NULL::bigint`, `0::bigint`
+	if unlocks {
+		unlocked = batchUnlocks
+	}
+	if tries {
+		tried = batchTries
+	}
 	if fenced {
 		token = batchToken
 	}
@@ -138,7 +147,10 @@ func batchStatement(fenced, guarded bool) string {
 		before, settings, room = batchBefore, lockSettings, lockTable
 	}
 	return `SELECT pid, database, recovering, unlocked, tried, token, ` + room + `, before, ` + settings +
-		` FROM (SELECT pid, database, recovering, unlocked, tried, ` + token + ` AS token, ` + before + ` AS before FROM (` + batchSecond + `) AS b OFFSET 0) AS c`
+		` FROM (SELECT pid, database, recovering, unlocked, tried, ` + token + ` AS token, ` + before + ` AS before` +
+		` FROM (SELECT pid, database, recovering, unlocked, ` + tried + ` AS tried` +
+		` FROM (SELECT pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering, ` + unlocked + ` AS unlocked OFFSET 0)` +
+		` AS a OFFSET 0) AS b OFFSET 0) AS c`
 }
 
 // batchCodes are the arguments of batchStatement for a batch.
@@ -191,8 +203,9 @@ const (
 	clearShared    = `SELECT coalesce(bool_and(pg_advisory_unlock_shared($1::bigint)), true)` + ownLocks + ` AND mode = 'ShareLock' AND ` + ownID + ` = $1::bigint`
 
 	signOfLife = `SELECT pg_backend_pid()`
-	// countHeld counts which of the IDs in $1 the session holds.
-	countHeld = `SELECT pg_backend_pid(), count(DISTINCT ` + ownID + `)` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])`
+	// countHeld counts which of the IDs in $1 the session holds. They may be
+	// tens of thousands: an ANY would compare each with each.
+	countHeld = `SELECT pg_backend_pid(), count(*) FROM (SELECT ` + ownID + ownLocks + ` INTERSECT SELECT unnest($1::text::bigint[])) AS held`
 	// pinHeld counts the same, and has the transaction that it runs in hold each
 	// lock too, until it ends: a session may have a lock twice. Until then
 	// tcp_user_timeout is off: see patient.
