@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -117,6 +118,23 @@ func FuzzAHolderIDIsHarmlessAndFoundAgain(f *testing.F) {
 			}
 		}
 
+		for i := range 16 {
+			unlocks, tries, fenced, guarded := i&1 > 0, i&2 > 0, i&4 > 0, i&8 > 0
+			statement, _ := inText.bind(batchStatement(unlocks, tries, fenced, guarded), "{1}", "x", settings)
+			values, around, err := literals(statement)
+			if err != nil || strings.Contains(around, "$") {
+				t.Fatalf("%q: %v in %q", id, err, statement)
+			}
+			for _, v := range values {
+				if v != settings && v != "{1}" && v != "x" {
+					t.Errorf("%q: the literal says %q", id, v)
+				}
+			}
+			if slices.Contains(values, settings) != guarded {
+				t.Errorf("%q in %q", id, statement)
+			}
+		}
+
 		// What the server makes of it.
 		var set map[string]string
 		if err := json.Unmarshal([]byte(settings), &set); err != nil {
@@ -225,6 +243,19 @@ func TestTheServersSideOfTheWindow(t *testing.T) {
 		if set["tcp_keepalives_count"] != "2" || set["idle_session_timeout"] != "0" || seconds("client_connection_check_interval") <= 0 {
 			t.Errorf("%v", set)
 		}
+	}
+}
+
+func TestABatchTravelsAsIDsAndALetterForEach(t *testing.T) {
+	ids, codes, fenced := batchCodes(ports.Batch{
+		Unlocks: []ports.Unlock{{ID: 1}, {ID: 2, Mode: ports.Shared}},
+		Tries:   []ports.Try{{ID: 1, Mode: ports.Shared}, {ID: 3}, {ID: 4, Held: true, Fencing: true}, {ID: 5, Fencing: true}, {ID: 6, Mode: ports.Shared, Fencing: true}},
+	})
+	if !slices.Equal(ids, []int64{1, 2, 1, 3, 4, 5, 6}) || string(codes) != "uvsxHXS" || !fenced {
+		t.Errorf("%v %s %v", ids, codes, fenced)
+	}
+	if _, _, fenced := batchCodes(ports.Batch{Tries: []ports.Try{{ID: 1}}}); fenced {
+		t.Error("a token that nobody wants")
 	}
 }
 
