@@ -437,7 +437,7 @@ func (a *ask) hurry() {
 func (c *carrier) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	fresh := 0 // sessions in a row that were dead when they came
+	stale := 0 // sessions in a row that were dead when they came
 	for {
 		c.m.mu.Lock()
 		wait, busy := c.due()
@@ -454,7 +454,7 @@ func (c *carrier) run() {
 		c.m.mu.Unlock()
 		switch {
 		case busy:
-			fresh = c.serve(fresh)
+			stale = c.serve(stale)
 		case wait == 0:
 			// A failure is logged by the keeper, and costs the session.
 			_ = root.release(context.Background())
@@ -519,14 +519,13 @@ func (c *carrier) serve(stale int) int {
 	case root == nil:
 		return stale // nobody waits any more, or the pool is full
 	}
-	var failed error
 	batcher, ok := root.s.(ports.Batcher)
 	if !ok {
 		c.fail(errNoBatch)
 		return 0
 	}
-	// An error of the loan says that the root has ended, which was told.
-	_ = root.LendSession(context.Background(), func(s ports.Session) bool {
+	var failed error
+	refused := root.LendSession(context.Background(), func(s ports.Session) bool {
 		for lent := time.Now(); ; {
 			b := c.take(root)
 			if len(b.gives)+len(b.asks) == 0 {
@@ -543,9 +542,12 @@ func (c *carrier) serve(stale int) int {
 	})
 	if failed != nil {
 		c.report()
-		if fresh {
-			return stale + 1
-		}
+	}
+	if refused != nil && fresh && stale >= maxStale {
+		c.fail(errors.Unwrap(refused)) // it ended before it was asked anything
+	}
+	if fresh && (failed != nil || refused != nil) {
+		return stale + 1
 	}
 	return 0
 }

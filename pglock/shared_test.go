@@ -772,6 +772,39 @@ func TestSessionsWithoutBatchesCannotBeShared(t *testing.T) {
 	})
 }
 
+// dyingPool is a pool whose sessions are ended as soon as they are there.
+type dyingPool struct {
+	*memlock.Pool
+	server *memlock.Server
+}
+
+func (p dyingPool) Open(ctx context.Context) (ports.Session, error) {
+	s, err := p.Pool.Open(ctx)
+	if err == nil {
+		pid, _ := s.Check(ctx, false)
+		p.server.Kill(pid)
+	}
+	return s, err
+}
+
+func TestAServerThatEndsEverySharedSessionIsAnError(t *testing.T) {
+	for name, opts := range map[string][]memlock.PoolOption{"watching": nil, "blind": {memlock.WithoutWatch()}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, server *memlock.Server) {
+				m := pglock.NewManager(dyingPool{server.Pool(opts...), server}, pglock.WithSharedSessions(1), pglock.WithoutVerification())
+				_, err := m.Acquire(bg, "k")
+				wraps(t, err, ports.ErrSessionEnded)
+				if n := m.Stats().Destroyed; n < 50 || n > 150 {
+					t.Errorf("%d sessions were tried", n)
+				}
+				if err := m.Close(bg); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
 func TestSharedSessionsWaitForRoomInThePool(t *testing.T) {
 	bubble(t, func(t *testing.T, server *memlock.Server) {
 		pool := server.Pool(memlock.WithLimit(2))
