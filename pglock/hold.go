@@ -372,11 +372,12 @@ func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) er
 // is.
 func (h *hold) lend(l loan, watchErr error, watchdog *time.Timer) {
 	defer close(l.settled)
-	l.granted <- watchErr == nil
 	if watchErr != nil {
-		h.lose(watchErr)
+		h.lose(watchErr) // before the borrower looks why it is refused
+		l.granted <- false
 		return
 	}
+	l.granted <- true
 	if <-l.back {
 		h.confirmed = time.Now()
 		return
