@@ -70,6 +70,13 @@ type Manager struct {
 	// that is under way.
 	verified bool
 	proof    *proof
+	// carriers are the shared sessions, if holds are on those; held counts the
+	// locks that they have at the server, asking those that they are asking for,
+	// and mostHeld bounds both; 0 before the server has told what it has room
+	// for, and if it does not tell.
+	carriers               []*carrier
+	held, asking, mostHeld int
+	told                   bool
 	// cancelOpens ends the opening of sessions for proofs when the manager
 	// closes; it is the end of openCtx.
 	openCtx     context.Context
@@ -132,6 +139,9 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 		m.logger = slog.New(slog.DiscardHandler)
 	} else {
 		m.observers = append(m.observers, logObserver(m.logger, m.logKey))
+	}
+	for range m.shared {
+		m.carriers = append(m.carriers, newCarrier(m))
 	}
 	return m
 }
@@ -284,6 +294,9 @@ func (m *Manager) Stats() Stats {
 	s := m.stats
 	s.Sessions = m.sessions
 	s.MaxSessions = max(m.sessionLimit(), 0)
+	if n := len(m.carriers); n > 0 && (s.MaxSessions == 0 || n < s.MaxSessions) {
+		s.MaxSessions = n
+	}
 	for _, q := range m.queues {
 		s.Waiting += q.waiters.Len()
 	}
@@ -309,6 +322,10 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.coolDown()
 	if !again && m.running == 0 {
 		close(m.idle)
+	}
+	for _, c := range m.carriers {
+		c.hasten(m.releaseBound())
+		c.stir()
 	}
 	for s, held := range m.pinned {
 		if !held {
