@@ -218,7 +218,7 @@ func (h *hold) confirm(ctx context.Context) error {
 	h.forget()
 	var err error
 	switch {
-	case h.m.within(ctx, h.finished):
+	case within(ctx, h.finished, time.Now().Add(h.m.releaseBound())):
 		err = h.settled
 	case ctx.Err() != nil:
 		err = fmt.Errorf("the server has not confirmed the unlock yet: %w", ended(ctx))

@@ -314,6 +314,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	again := m.closed
 	m.closed = true
+	bound := time.Now().Add(m.releaseBound())
 	m.cancelOpens()
 	for _, q := range m.queues {
 		q.answerAll(answer{err: ports.ErrClosed})
@@ -338,7 +339,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	}
 
 	_, err := releaseEach(ctx, m.liveHolds())
-	if !m.within(ctx, m.idle) {
+	if !within(ctx, m.idle, bound) {
 		m.mu.Lock()
 		stuck := len(m.pinned)
 		for s := range m.pinned {
@@ -350,10 +351,10 @@ func (m *Manager) Close(ctx context.Context) error {
 	return err
 }
 
-// within waits for done until the release bound has passed or ctx ends, and
-// reports whether done came. A ctx that is done at the call does not count.
-func (m *Manager) within(ctx context.Context, done <-chan struct{}) bool {
-	bound := time.NewTimer(m.releaseBound())
+// within waits for done until deadline or until ctx ends, and reports whether
+// done came. A ctx that is done at the call does not count.
+func within(ctx context.Context, done <-chan struct{}, deadline time.Time) bool {
+	bound := time.NewTimer(time.Until(deadline))
 	defer bound.Stop()
 	ended := ctx.Done()
 	if ctx.Err() != nil {
