@@ -62,8 +62,6 @@ type hold struct {
 	// over is why the session is, if a check has found that. Only the keeper uses
 	// it.
 	over error
-	// spare is what became of the session, if it is kept. Only the keeper uses it.
-	spare *spare
 	// settled is what a release found; it is set before finished is closed.
 	settled error
 
@@ -74,6 +72,8 @@ type hold struct {
 	ended     time.Time      // when it did
 	told      []*func(error) // what has asked to be told
 	lent      bool           // somebody else has used its session, or does so
+	kept      bool           // has its keeper, or is settled without one
+	starter   *time.Timer    // starts the keeper of one that is not kept
 	heir      *hold          // has got its lock and its session
 	last      bool           // the keeper is settling it, so nobody gets them any more
 	later     *time.Timer    // ends a hold that was released before its time
@@ -207,6 +207,7 @@ func (h *hold) release(ctx context.Context) error {
 	told := h.m.observers.release(ctx, h)
 	if first {
 		h.pass()
+		h.settleHere(ctx)
 	}
 	err := h.confirm(ctx)
 	told(err)
@@ -323,14 +324,9 @@ func (h *hold) log(level slog.Level, msg string, err error) {
 }
 
 // keep is the life of the keeper, from the grant to the end of the session.
-// It returns the session's spare, if it has become one.
-func (h *hold) keep() *spare {
-	for {
-		next := h.attend()
-		if next == nil {
-			return h.spare
-		}
-		h = next
+func (h *hold) keep() {
+	for h != nil {
+		h = h.attend()
 	}
 }
 
@@ -444,6 +440,7 @@ func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) er
 	if h.s == nil {
 		return &ports.LockError{Op: "run", Key: h.info.Key, Err: fmt.Errorf("%w: this lock has no session of its own; leave out WithSharedSessions to give it one", ports.ErrUnsupported)}
 	}
+	h.ensureKept()
 	l := loan{granted: make(chan bool, 1), back: make(chan bool, 1), settled: make(chan struct{})}
 	var err error
 	select {
@@ -600,12 +597,10 @@ func (h *hold) settle(watchErr error) (next *hold) {
 		m.advance(p.q)
 	}
 	if warm {
-		h.spare = m.park(h.s)
+		m.park(h.s)
 	}
 	m.freeSession()
-	if !warm {
-		m.exit()
-	}
+	m.exit()
 	return nil
 }
 

@@ -52,12 +52,16 @@ type Manager struct {
 	// pinned has the sessions that are open, and whether they carry a hold or
 	// only wait for one.
 	pinned map[ports.Session]bool
-	// spares are sessions that are kept warm, the oldest first.
-	spares []*spare
+	// spares are sessions that are kept warm, the oldest first; cooling runs when
+	// there are any, and recycles them.
+	spares  []spare
+	cooling *time.Timer
 	// lastRelease is when a session was last let go; inARow counts the locks that
 	// followed each other closely.
 	lastRelease time.Time
 	inARow      int
+	warmAfter   int
+	keepWarm    time.Duration
 	// pending has the *contenders that wait for a session, first come first
 	// served.
 	pending list.List
@@ -124,7 +128,8 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 			window:   DefaultLivenessWindow,
 			logKey:   func(key string) string { return key },
 		},
-		queues: make(map[int64]*queue),
+		queues:    make(map[int64]*queue),
+		warmAfter: warmAfter, keepWarm: keepWarm,
 		byKey:  make(map[string][]*hold),
 		pinned: make(map[ports.Session]bool),
 		idle:   make(chan struct{}),

@@ -42,7 +42,13 @@ func (h *hold) pass() {
 	}
 	next := newHold(m, h.s, w.opts.HoldAtLeast, h.granted)
 	next.passes = h.passes + 1
-	h.heir = next
+	if next.kept = h.kept; h.kept {
+		h.heir = next // the keeper's too
+	} else {
+		h.kept = true
+		h.starter.Stop()
+		next.keepSoon()
+	}
 	q.holds = slices.DeleteFunc(q.holds, func(other *hold) bool { return other == h })
 	m.confer(q, w, next, ports.Grant{PID: h.info.PID, Database: h.info.Database})
 	close(h.finished)

@@ -224,6 +224,15 @@ type BatchAnswer struct {
 	LockTable int
 }
 
+// Interruptible is an optional interface of a Session. A manager may run a command
+// of one that says true on the goroutine of its caller, which saves waking another
+// one twice.
+type Interruptible interface {
+	// Interruptible reports whether Destroy makes a command that is running
+	// return at once, whatever the network and the driver do.
+	Interruptible() bool
+}
+
 // SessionLender is an optional interface of a Lock that has a server session
 // of its own. Adapters build on it to run a caller's work on that session.
 type SessionLender interface {

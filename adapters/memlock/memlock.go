@@ -434,6 +434,9 @@ type session struct {
 	locks map[int64]ports.Mode
 }
 
+// Interruptible implements ports.Interruptible.
+func (s *session) Interruptible() bool { return true }
+
 // base gets the session out of what Open returned.
 func (s *session) base() *session { return s }
 

@@ -102,6 +102,9 @@ func (p *pool) open(ctx context.Context) (*session, error) {
 		o.conn.Close()
 		return nil, err
 	}
+	if p.driver.Interrupt != nil {
+		s.interrupt = p.driver.Interrupt(s.driverConn)
+	}
 	s.idle <- struct{}{}
 	return s, nil
 }
@@ -191,6 +194,7 @@ type session struct {
 	pool       *pool
 	conn       *sql.Conn
 	driverConn any
+	interrupt  func()          // makes a command return at once; nil if nothing does
 	ctx        context.Context // ends when the session is destroyed
 	cancel     context.CancelFunc
 
@@ -228,6 +232,9 @@ type session struct {
 // watchedSession is a session whose driver can notice its end.
 type watchedSession struct{ *session }
 
+// Interruptible implements ports.Interruptible.
+func (s *session) Interruptible() bool { return s.interrupt != nil }
+
 // begin takes the session for one command and gives the context for it. It
 // returns an error if the session is over.
 func (s *session) begin(ctx context.Context) (context.Context, func(), error) {
@@ -236,7 +243,7 @@ func (s *session) begin(ctx context.Context) (context.Context, func(), error) {
 		s.idle <- struct{}{}
 		return nil, nil, errOver
 	}
-	if s.pool.driver.Interrupt != nil {
+	if s.interrupt != nil {
 		// Destroy can end a command without a context, and a context that
 		// cannot end saves database/sql and the driver a goroutine each.
 		return ctx, func() { s.idle <- struct{}{} }, nil
@@ -564,7 +571,7 @@ func (s *session) destroy() {
 	select {
 	case <-s.idle:
 	default:
-		s.interrupt()
+		s.stopCommand()
 		<-s.idle
 	}
 	defer func() { s.idle <- struct{}{} }()
@@ -611,9 +618,10 @@ func (s *session) evict() {
 // ids are the locks of the session.
 func (s *session) ids() []int64 { return slices.Collect(maps.Keys(s.locks)) }
 
-// interrupt gets a command that is running to return.
-func (s *session) interrupt() {
-	if s.pool.driver.Interrupt != nil && s.pool.driver.Interrupt(s.driverConn) {
+// stopCommand gets a command that is running to return.
+func (s *session) stopCommand() {
+	if s.interrupt != nil {
+		s.interrupt()
 		return
 	}
 	if s.lent.Load() {
