@@ -73,7 +73,6 @@ type hold struct {
 	told      []*func(error) // what has asked to be told
 	lent      bool           // somebody else has used its session, or does so
 	kept      bool           // has its keeper, or is settled without one
-	starter   *time.Timer    // starts the keeper of one that is not kept
 	heir      *hold          // has got its lock and its session
 	last      bool           // the keeper is settling it, so nobody gets them any more
 	later     *time.Timer    // ends a hold that was released before its time
@@ -440,7 +439,9 @@ func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) er
 	if h.s == nil {
 		return &ports.LockError{Op: "run", Key: h.info.Key, Err: fmt.Errorf("%w: this lock has no session of its own; leave out WithSharedSessions to give it one", ports.ErrUnsupported)}
 	}
-	h.ensureKept()
+	h.m.mu.Lock()
+	h.startKeeper()
+	h.m.mu.Unlock()
 	l := loan{granted: make(chan bool, 1), back: make(chan bool, 1), settled: make(chan struct{})}
 	var err error
 	select {

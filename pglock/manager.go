@@ -56,6 +56,10 @@ type Manager struct {
 	// there are any, and recycles them.
 	spares  []spare
 	cooling *time.Timer
+	// young are the holds that have no keeper yet; sweeping says that a timer runs
+	// that looks after them.
+	young    map[*hold]struct{}
+	sweeping bool
 	// lastRelease is when a session was last let go; inARow counts the locks that
 	// followed each other closely.
 	lastRelease time.Time
@@ -131,6 +135,7 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 		queues:    make(map[int64]*queue),
 		warmAfter: warmAfter, keepWarm: keepWarm,
 		byKey:  make(map[string][]*hold),
+		young:  make(map[*hold]struct{}),
 		pinned: make(map[ports.Session]bool),
 		idle:   make(chan struct{}),
 	}

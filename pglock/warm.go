@@ -160,31 +160,59 @@ func hurry(ctx context.Context, deadline time.Time, s ports.Session) (inTime fun
 	}
 }
 
-// keepSoon has h kept if it lasts. The caller holds Manager.mu.
-func (h *hold) keepSoon() { h.starter = time.AfterFunc(keepAfter, h.ensureKept) }
+// keepSoon has h kept if it lasts. One timer serves all holds: to start one each
+// time would wake another thread each time. The caller holds Manager.mu.
+func (h *hold) keepSoon() {
+	m := h.m
+	m.young[h] = struct{}{}
+	if !m.sweeping {
+		m.sweeping = true
+		time.AfterFunc(keepAfter/2, m.sweep)
+	}
+}
 
-// ensureKept sees to it that h has its keeper, unless it is over.
-func (h *hold) ensureKept() {
-	h.m.mu.Lock()
-	defer h.m.mu.Unlock()
-	if !h.kept && h.live() {
-		h.kept = true
-		h.starter.Stop()
+// sweep starts the keepers of the holds that have lasted.
+func (m *Manager) sweep() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for h := range m.young {
+		if time.Since(h.granted) >= keepAfter/2 {
+			h.startKeeper()
+		}
+	}
+	if m.sweeping = len(m.young) > 0; m.sweeping {
+		time.AfterFunc(keepAfter/2, m.sweep)
+	}
+}
+
+// startKeeper sees to it that h has its keeper, unless it is over. The caller
+// holds Manager.mu.
+func (h *hold) startKeeper() {
+	if h.live() && h.claim() {
 		go h.keep()
 	}
+}
+
+// claim reports whether the caller is the one who keeps or settles h, because
+// nobody was so far. The caller holds Manager.mu.
+func (h *hold) claim() bool {
+	if h.kept || h.s == nil {
+		return false
+	}
+	h.kept = true
+	delete(h.m.young, h)
+	return true
 }
 
 // settleHere settles a hold that was released on this goroutine, if it has no
 // keeper.
 func (h *hold) settleHere(ctx context.Context) {
 	h.m.mu.Lock()
-	ours := h.s != nil && !h.kept
-	h.kept = h.kept || ours
+	ours := h.claim()
 	h.m.mu.Unlock()
 	if !ours {
 		return
 	}
-	h.starter.Stop()
 	if ctx.Err() != nil {
 		ctx = context.Background() // it does not count, see within
 	}

@@ -221,6 +221,8 @@ type session struct {
 	// escaped: a borrower has closed the *sql.Conn, which put the connection
 	// into the pool with the lock on it.
 	escaped bool
+	// borrowed: somebody else's statements have run.
+	borrowed bool
 	// unfit: a lock is gone or may be, so the session must not carry on.
 	unfit bool
 
@@ -453,7 +455,8 @@ func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, 
 	template := exclusiveOr(mode, unlockExclusive, unlockShared)
 	var held bool
 	dest := []any{&held}
-	if _, ours := s.locks[id]; len(s.locks) == 0 || ours && len(s.locks) == 1 {
+	// Only somebody else's statements can have taken locks that are not known.
+	if _, ours := s.locks[id]; s.borrowed && (len(s.locks) == 0 || ours && len(s.locks) == 1) {
 		template += thenAll
 		dest = append(dest, new(any)) // it is void
 	}

@@ -80,6 +80,9 @@ func lockStatement(r ports.LockRequest, t tenancy) string {
 	if r.Wait > 0 {
 		lock = exclusiveOr(r.Mode, waitExclusive, waitShared)
 	}
+	if !r.Fencing && (t == passing || t == settled) {
+		return `SELECT pg_backend_pid(), ` + lock // the plain case has to be short
+	}
 	lock += ` AS granted`
 	token := ""
 	if r.Fencing {
@@ -101,13 +104,7 @@ func lockStatement(r ports.LockRequest, t tenancy) string {
 	if t == renewing {
 		q = `SELECT ` + renewName + ` AS name, pg_backend_pid() AS pid, `
 	}
-	switch {
-	case r.Fencing:
-		return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
-	case t == renewing:
-		return `SELECT pid, granted FROM (` + q + lock + within
-	}
-	return q + lock
+	return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
 }
 
 // A statement for a batch is built in the same way. In $1 it has the IDs, in $2
