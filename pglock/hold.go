@@ -350,7 +350,7 @@ func (h *hold) attend() (next *hold) {
 		select {
 		case <-h.done:
 			watchdog.Stop()
-			return h.settle(stop())
+			return h.settle(stop(), false)
 		case <-over:
 			h.lose(stop())
 		case l := <-h.loans:
@@ -554,12 +554,14 @@ func (h *hold) ask(w ports.Witness, limit time.Duration) testimony {
 
 // settle ends the session of a hold that has ended for its owner, and starts
 // whoever waits for the key in this process; or it returns the hold that has got
-// its session already. watchErr is why the session is over, if it is.
-func (h *hold) settle(watchErr error) (next *hold) {
+// its session next. watchErr is why the session is over, if it is. The caller is
+// the keeper, or here is true, and the next one has none yet.
+func (h *hold) settle(watchErr error, here bool) (next *hold) {
 	m := h.m
 	m.mu.Lock()
 	next = h.heir
 	h.last = true
+	ex := h.exchange()
 	m.mu.Unlock()
 	if next != nil {
 		if over := cmp.Or(watchErr, h.over); over != nil {
@@ -569,7 +571,7 @@ func (h *hold) settle(watchErr error) (next *hold) {
 	}
 	why := h.Err()
 	if errors.Is(why, ports.ErrReleased) {
-		why = h.unlock(watchErr)
+		why = h.unlock(watchErr, ex)
 		if errors.Is(why, ports.ErrLost) {
 			m.mu.Lock()
 			m.stats.Lost++
@@ -580,9 +582,9 @@ func (h *hold) settle(watchErr error) (next *hold) {
 			h.log(slog.LevelError, "lock release failed", why)
 		}
 	}
-	warm := why == nil && m.staysWarm(h)
+	warm := why == nil && m.staysWarm(h) && ex == nil
 	switch {
-	case warm:
+	case warm, why == nil && ex != nil: // its next user will come, or is there
 	case why == nil:
 		m.recycle(h.s)
 	default:
@@ -591,7 +593,6 @@ func (h *hold) settle(watchErr error) (next *hold) {
 	}
 	h.settled = why
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	close(h.finished)
 	for _, p := range h.parts {
 		p.q.holds = slices.DeleteFunc(p.q.holds, func(other *hold) bool { return other == h })
@@ -600,21 +601,35 @@ func (h *hold) settle(watchErr error) (next *hold) {
 	if warm {
 		m.park(h.s)
 	}
-	m.freeSession()
+	if ex != nil && why != nil {
+		ex.comeBack()
+		ex = nil
+	}
+	if ex == nil {
+		m.freeSession()
+	}
 	m.exit()
+	m.mu.Unlock()
+	if ex != nil {
+		return ex.goOn(h.s, here)
+	}
 	return nil
 }
 
-// unlock gives the locks back at the server, the last one first, and returns
-// what a release has to say about it.
-func (h *hold) unlock(watchErr error) error {
+// unlock gives the locks back at the server, the last one first, or exchanges the
+// only one, and returns what a release has to say about it.
+func (h *hold) unlock(watchErr error, ex *exchange) error {
 	if watchErr != nil {
 		return fmt.Errorf("%w: %w", ports.ErrLost, watchErr)
 	}
 	held, err := true, error(nil)
 	for _, info := range slices.Backward(h.infos()) {
 		var had bool
-		had, err = h.s.Unlock(context.Background(), info.ID, info.Mode)
+		if ex != nil {
+			had, err = ex.ask(info)
+		} else {
+			had, err = h.s.Unlock(context.Background(), info.ID, info.Mode)
+		}
 		held = held && had
 		if err != nil {
 			break

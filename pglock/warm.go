@@ -217,6 +217,6 @@ func (h *hold) settleHere(ctx context.Context) {
 		ctx = context.Background() // it does not count, see within
 	}
 	inTime := hurry(ctx, time.Time{}, h.s)
-	h.settle(nil)
+	h.settle(nil, true)
 	inTime()
 }

@@ -469,6 +469,47 @@ func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, 
 	return held, nil
 }
 
+// Exchange implements ports.Exchanger.
+func (s *session) Exchange(ctx context.Context, id int64, mode ports.Mode, r ports.LockRequest) (bool, ports.Grant, error) {
+	ctx, end, err := s.begin(ctx)
+	if err != nil {
+		return false, ports.Grant{}, err
+	}
+	defer end()
+
+	if s.before == "" || s.borrowed || r.Fencing || r.Wait > 0 || len(s.locks) > 1 {
+		return false, ports.Grant{}, errors.New("this session cannot exchange its lock for that one")
+	}
+	s.doubt = true // until the answer says what the session holds
+	delete(s.locks, id)
+	state, sent := s.tenancy(r), time.Now()
+	var held bool
+	var pid int
+	var granted sql.NullBool // null in recovery
+	dest := append(make([]any, 0, 4), &held, &pid, &granted)
+	if state == renewing {
+		dest = append(dest, new(string))
+	}
+	statement, args := s.pool.form.bind(exchangeStatement(mode, r, state), id, r.ID)
+	if err := s.query(ctx, statement, args, dest...); err != nil {
+		return false, ports.Grant{}, err
+	}
+	if err := s.samePID(pid); err != nil {
+		return false, ports.Grant{}, err
+	}
+	s.doubt = false
+	if state == renewing {
+		s.named = sent
+	}
+	if granted.Bool {
+		s.locks[r.ID] = r.Mode
+	}
+	if !granted.Valid {
+		return held, ports.Grant{}, errRecovery
+	}
+	return held, ports.Grant{Granted: granted.Bool, PID: pid, Database: s.database}, nil
+}
+
 // Check implements ports.Session.
 func (s *session) Check(ctx context.Context, full bool) (int, error) {
 	ctx, end, err := s.begin(ctx)

@@ -203,6 +203,17 @@ func codeOf(mode ports.Mode, exclusive, shared byte) byte {
 	return exclusive
 }
 
+// exchangeStatement gives the lock $1 back and tries $2. It answers with whether
+// the first was held, and then as lockStatement does without fencing.
+func exchangeStatement(mode ports.Mode, next ports.LockRequest, t tenancy) string {
+	try := strings.ReplaceAll(exclusiveOr(next.Mode, tryExclusive, tryShared), `$1`, `$2`)
+	statement := exclusiveOr(mode, unlockExclusive, unlockShared) + `, pg_backend_pid(), ` + try
+	if t == renewing {
+		statement += `, ` + renewName
+	}
+	return statement
+}
+
 const (
 	unlockExclusive = `SELECT pg_advisory_unlock($1::bigint)`
 	unlockShared    = `SELECT pg_advisory_unlock_shared($1::bigint)`
