@@ -1,0 +1,342 @@
+package docs
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/adapters/pgxlock"
+	"github.com/holdfast-go/holdfast/integration/postgres"
+	"github.com/holdfast-go/holdfast/pglock"
+)
+
+var (
+	server *postgres.Server
+	bg     = context.Background()
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(postgres.Main(m, func(s *postgres.Server) { server = s }))
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// blocks returns the blocks in a language that are to be tested, of which there must
+// be some.
+func blocks(t *testing.T, language string) (found []block) {
+	t.Helper()
+	all, err := allBlocks()
+	must(t, err)
+	for _, b := range all {
+		if b.language == language && b.exempt == "" {
+			found = append(found, b)
+		}
+	}
+	if len(found) == 0 {
+		t.Fatalf("there is no block in %q: is this the right directory?", language)
+	}
+	return found
+}
+
+func isProgram(b block) bool { return strings.HasPrefix(b.text, "package ") }
+
+// Every block is in a language that some test here looks after, or says why not.
+func TestEveryBlockIsTested(t *testing.T) {
+	all, err := allBlocks()
+	must(t, err)
+	tested, exempt := 0, 0
+	for _, b := range all {
+		switch {
+		case b.exempt != "":
+			exempt++
+			t.Logf("%v is not tested: %s", b, b.exempt)
+		case !slices.Contains([]string{"go", "sql", "sh", "mermaid"}, b.language):
+			t.Errorf("%v: no test looks after %q; add %q and the reason behind it", b, b.language, untested)
+		default:
+			tested++
+		}
+	}
+	t.Logf("%d blocks are tested, %d are exempt", tested, exempt)
+}
+
+func TestProgramsRun(t *testing.T) {
+	for _, b := range blocks(t, "go") {
+		if !isProgram(b) {
+			continue
+		}
+		t.Run(b.String(), func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			source, program := filepath.Join(dir, "main.go"), filepath.Join(dir, "program")
+			must(t, os.WriteFile(source, []byte(b.text), 0o600))
+			for _, args := range [][]string{{"go", "vet", source}, {"go", "build", "-o", program, source}, {program}} {
+				ctx, cancel := context.WithTimeout(bg, time.Minute)
+				defer cancel()
+				cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+				cmd.Env = append(os.Environ(), "DATABASE_URL="+server.DSN())
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Fatalf("%v: %v\n%s", args, err, out)
+				}
+			}
+		})
+	}
+}
+
+func TestSnippetsCompile(t *testing.T) {
+	c, err := newChecker()
+	must(t, err)
+	for _, b := range blocks(t, "go") {
+		if !isProgram(b) {
+			if err := c.check(b); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// The checker finds what is wrong, and only that.
+func TestTheCheckerTellsSnippetsApart(t *testing.T) {
+	c, err := newChecker()
+	must(t, err)
+	for text, want := range map[string]string{
+		"lock, ok, err := locks.TryAcquire(ctx, \"k\")": "",
+		"return report(ctx)":                            "",
+		"locks.Lock(ctx)":                               "page.md:7: locks.Lock undefined",
+		"lock := locks.TryAcquire(ctx, \"k\")":          "page.md:7: assignment mismatch",
+		"if {":                                          "page.md:7",
+		"_ = 1\nfmt.Printl(\"x\")":                      "page.md:8: undefined: fmt.Printl",
+	} {
+		err := c.check(block{page: "page.md", line: 7, text: text})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// given is what queries of the documentation take as given; it is undone after each.
+const given = `
+	CREATE ROLE app;
+	CREATE TABLE outbox (sent timestamptz);
+`
+
+// Each block is run in a transaction that is rolled back, beside a lock that is held
+// and one that is waited for. A query that finds nothing then does not find what it
+// is for.
+func TestQueriesRun(t *testing.T) {
+	for _, b := range blocks(t, "sql") {
+		t.Run(b.String(), func(t *testing.T) {
+			contend(t)
+			conn, err := pgx.Connect(bg, server.DSN())
+			must(t, err)
+			defer conn.Close(bg)
+			for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+				err := runQueries(conn.PgConn(), b.text)
+				if err == nil {
+					break
+				}
+				// A waiter is not to be seen all the time.
+				if !errors.Is(err, errNoRows) || time.Now().After(deadline) {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// one wait for it, until the test ends.
+func contend(t *testing.T) {
+	t.Helper()
+	open := func(holder string) *pglock.Manager {
+		db, err := sql.Open("pgx", server.DSN())
+		must(t, err)
+		locks := pgxlock.New(db, pglock.WithHolderID(holder))
+		t.Cleanup(func() {
+			_ = locks.Close(bg) // a query may have ended its session
+			db.Close()
+		})
+		return locks
+	}
+	_, err := open("billing/worker-7").Acquire(bg, "nightly-report")
+	must(t, err)
+	waiter := open("billing/worker-8")
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		_, _ = waiter.Acquire(bg, "nightly-report") // until the manager is closed
+	}()
+	t.Cleanup(func() {
+		_ = waiter.Close(bg)
+		<-answered
+	})
+}
+
+var errNoRows = errors.New("a query has found nothing")
+
+// runQueries runs statements and takes back what they did. A statement that answers
+// with a table has to answer with a row, at least.
+func runQueries(conn *pgconn.PgConn, text string) (err error) {
+	defer func() {
+		_, rollback := conn.Exec(bg, "ROLLBACK").ReadAll()
+		err = errors.Join(err, rollback)
+	}()
+	if _, err := conn.Exec(bg, "BEGIN;"+given).ReadAll(); err != nil {
+		return err
+	}
+	results, err := conn.Exec(bg, text).ReadAll()
+	if err != nil {
+		return err
+	}
+	for _, r := range results {
+		if len(r.FieldDescriptions) > 0 && len(r.Rows) == 0 {
+			return fmt.Errorf("%w, although a lock is held and somebody waits for it:\n%s", errNoRows, text)
+		}
+	}
+	return nil
+}
+
+// Commands are compared with what they name; running them would take an hour.
+func TestCommandsExist(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	must(t, err)
+	const module = "github.com/holdfast-go/holdfast/"
+	for _, b := range blocks(t, "sh") {
+		for line := range strings.Lines(b.text) {
+			command, _, _ := strings.Cut(line, "#")
+			command = strings.TrimSpace(command)
+			if command == "" {
+				continue
+			}
+			words := strings.Fields(command)
+			last := words[len(words)-1]
+			switch {
+			case words[0] == "make" && len(words) == 2:
+				if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(last) + `:`).Match(makefile) {
+					t.Errorf("%v: the Makefile has no target %q", b, last)
+				}
+			case strings.HasPrefix(command, "go get "+module), strings.HasPrefix(command, "go run ./"):
+				dir := filepath.Join(root, strings.TrimPrefix(last, module))
+				if files, err := filepath.Glob(filepath.Join(dir, "*.go")); err != nil || len(files) == 0 {
+					t.Errorf("%v: %s names no package (%v)", b, command, err)
+				}
+			default:
+				t.Errorf("%v: no test knows what to make of %q", b, command)
+			}
+		}
+	}
+}
+
+// The diagrams are not drawn here; a wrong word in the first line, an arrow that leads
+// nowhere or a bracket too few is what goes wrong with them.
+func TestDiagramsAreWellFormed(t *testing.T) {
+	edge := regexp.MustCompile(`^\s*(\S.*?) (-->|-\.->) (\S[^:]*?)(: \S.*)?$`)
+	for _, b := range blocks(t, "mermaid") {
+		kind, rest, _ := strings.Cut(b.text, "\n")
+		if kind != "stateDiagram-v2" && kind != "flowchart LR" {
+			t.Errorf("%v: unknown kind of diagram %q", b, kind)
+		}
+		for line := range strings.Lines(strings.TrimRight(rest, "\n")) {
+			if !edge.MatchString(strings.TrimRight(line, "\n")) {
+				t.Errorf("%v: no arrow from something to something: %s", b, line)
+			}
+			for _, pair := range []string{"[]", "()"} {
+				if strings.Count(line, pair[:1]) != strings.Count(line, pair[1:]) {
+					t.Errorf("%v: unbalanced %s: %s", b, pair, line)
+				}
+			}
+		}
+	}
+}
+
+// generated are the pages and pictures that a target of the Makefile writes; they may
+// be missing.
+var generated = map[string]string{"docs/chaos.md": "chaos", "docs/benchmarks.md": "bench", "docs/benchmarks/": "bench"}
+
+func TestLinksLeadSomewhere(t *testing.T) {
+	texts, err := pages()
+	must(t, err)
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	for page, text := range texts {
+		for _, match := range link.FindAllStringSubmatch(withoutBlocks(text), -1) {
+			target, anchor, _ := strings.Cut(match[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			file := page
+			if target != "" {
+				file = filepath.ToSlash(filepath.Join(filepath.Dir(page), target))
+			}
+			if _, err := os.Stat(filepath.Join(root, file)); err != nil {
+				if !isGenerated(file) {
+					t.Errorf("%s: the link to %s leads nowhere", page, match[1])
+				}
+				continue
+			}
+			if anchor != "" && !slices.Contains(anchors(texts[file]), anchor) {
+				t.Errorf("%s: %s has no heading for #%s", page, file, anchor)
+			}
+		}
+	}
+}
+
+func isGenerated(file string) bool {
+	for prefix := range generated {
+		if file == prefix || strings.HasSuffix(prefix, "/") && strings.HasPrefix(file, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// withoutBlocks is a page without its fenced blocks.
+func withoutBlocks(text string) string {
+	var b strings.Builder
+	for i, part := range strings.Split(text, fence) {
+		if i%2 == 0 {
+			b.WriteString(part)
+		}
+	}
+	return b.String()
+}
+
+// anchors are the names of a page's headings in links.
+func anchors(text string) (names []string) {
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(withoutBlocks(text), -1) {
+		name := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+		names = append(names, strings.ReplaceAll(name, " ", "-"))
+	}
+	return names
+}
+
+func TestBlocksAreFound(t *testing.T) {
+	got, err := blocksOf("p.md", "a\n```go\nx\n```\nb\n```sh untested: it takes an hour\ny\nz\n```\n")
+	must(t, err)
+	want := []block{
+		{page: "p.md", line: 3, language: "go", text: "x\n"},
+		{page: "p.md", line: 7, language: "sh", exempt: "it takes an hour", text: "y\nz\n"},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%+v", got)
+	}
+	for _, text := range []string{"```go\nx\n", "```go untested\nx\n```\n", "```go whatever\nx\n```\n"} {
+		if got, err := blocksOf("p.md", text); err == nil {
+			t.Errorf("%q: %+v, and no error", text, got)
+		}
+	}
+}
