@@ -111,6 +111,64 @@ func TestSnippetsCompile(t *testing.T) {
 	}
 }
 
+// Tables name functions and options in the text, where no compiler looks.
+func TestNamesInTheTextExist(t *testing.T) {
+	c, err := newChecker()
+	must(t, err)
+	telemetry, err := os.ReadFile(filepath.Join(root, "adapters/otellock/otellock.go"))
+	must(t, err)
+	texts, err := pages()
+	must(t, err)
+	code := regexp.MustCompile("`[^`]+`")
+	exported := regexp.MustCompile(`\b(ports|pglock|[a-z]+lock)\.([A-Z]\w*)`)
+	measured := regexp.MustCompile(`holdfast\.(lock|session)\.[a-z.]+`)
+	names, metrics := 0, 0
+	for page, text := range texts {
+		for _, span := range code.FindAllString(withoutBlocks(text), -1) {
+			for _, name := range exported.FindAllStringSubmatch(span, -1) {
+				names++
+				if !c.has(name[1], name[2]) {
+					t.Errorf("%s: %s is not exported by this module", page, name[0])
+				}
+			}
+			for _, name := range measured.FindAllString(span, -1) {
+				metrics++
+				if !strings.Contains(string(telemetry), `"`+name+`"`) {
+					t.Errorf("%s: adapters/otellock has no %s", page, name)
+				}
+			}
+		}
+	}
+	if names < 50 || metrics < 5 {
+		t.Errorf("%d names and %d metrics were found: too few to have looked at the right text", names, metrics)
+	}
+}
+
+// The messages that an operator is told to look for are those that are logged.
+func TestLogMessagesAreLogged(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root, "pglock/*.go"))
+	must(t, err)
+	var sources strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		must(t, err)
+		sources.Write(text)
+	}
+	texts, err := pages()
+	must(t, err)
+	rows := regexp.MustCompile(`(?m)^\| (?:error|warn|info|debug) \| (.*?) \|`).FindAllStringSubmatch(texts["docs/guide/operating.md"], -1)
+	if len(rows) == 0 {
+		t.Error("the table of log messages was not found")
+	}
+	for _, row := range rows {
+		for message := range strings.SplitSeq(row[1], ", ") {
+			if message = strings.Trim(message, "`"); !strings.Contains(sources.String(), `"`+message+`"`) {
+				t.Errorf("%q is logged nowhere", message)
+			}
+		}
+	}
+}
+
 // The checker finds what is wrong, and only that.
 func TestTheCheckerTellsSnippetsApart(t *testing.T) {
 	c, err := newChecker()
@@ -215,7 +273,6 @@ func runQueries(conn *pgconn.PgConn, text string) (err error) {
 func TestCommandsExist(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	must(t, err)
-	const module = "github.com/holdfast-go/holdfast/"
 	for _, b := range blocks(t, "sh") {
 		for line := range strings.Lines(b.text) {
 			command, _, _ := strings.Cut(line, "#")

@@ -77,7 +77,7 @@ var newChecker = sync.OnceValues(func() (*checker, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}"}
+	args := []string{"list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./ports/...", "./pglock/...", "./adapters/..."}
 	for _, spec := range given.Imports {
 		args = append(args, strings.Trim(spec.Path.Value, `"`))
 	}
@@ -118,4 +118,17 @@ func (c *checker) check(b block) error {
 	}}
 	_, _ = config.Check("snippets", c.fset, []*ast.File{file}, nil) // its error is the first of errs
 	return errors.Join(errs...)
+}
+
+// module is the path of the root module.
+const module = "github.com/holdfast-go/holdfast/"
+
+// has reports whether a package of the root module exports a name.
+func (c *checker) has(pkg, name string) bool {
+	for _, path := range []string{module + pkg, module + "adapters/" + pkg} {
+		if p, err := c.importer.Import(path); err == nil && p.Scope().Lookup(name) != nil {
+			return true
+		}
+	}
+	return false
 }
