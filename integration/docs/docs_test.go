@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -190,7 +191,9 @@ func TestTheCheckerTellsSnippetsApart(t *testing.T) {
 
 // given is what queries of the documentation take as given; it is undone after each.
 const given = `
-	CREATE ROLE app;
+	DO $$ BEGIN IF to_regrole('app') IS NULL THEN CREATE ROLE app; END IF; END $$;
+	CREATE SCHEMA documentation;
+	SET LOCAL search_path = documentation;
 	CREATE TABLE outbox (sent timestamptz);
 `
 
@@ -262,7 +265,7 @@ func runQueries(conn *pgconn.PgConn, text string) (err error) {
 		return err
 	}
 	for _, r := range results {
-		if len(r.FieldDescriptions) > 0 && len(r.Rows) == 0 {
+		if r.CommandTag.Select() && r.CommandTag.RowsAffected() == 0 {
 			return fmt.Errorf("%w, although a lock is held and somebody waits for it:\n%s", errNoRows, text)
 		}
 	}
@@ -352,6 +355,43 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
+// An arrow of the diagram of packages is an import. Those that a line of the diagram
+// stands for at a distance are not looked for.
+func TestDrawnArrowsAreImports(t *testing.T) {
+	cmd := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	must(t, err)
+	imports := make(map[string][]string)
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(strings.ReplaceAll(line, module, ""))
+		imports[words[0]] = words[1:]
+	}
+	arrow := regexp.MustCompile(`(\w+)(?:\["[^"]+"\])? --> (\w+)`)
+	label := regexp.MustCompile(`(\w+)\["([^"]+)"\]`)
+	found := 0
+	for _, b := range blocks(t, "mermaid") {
+		packages := make(map[string]string)
+		for _, l := range label.FindAllStringSubmatch(b.text, -1) {
+			packages[l[1]] = l[2]
+		}
+		named := func(node string) string { return cmp.Or(packages[node], node) }
+		for _, a := range arrow.FindAllStringSubmatch(b.text, -1) {
+			from, to := named(a[1]), named(a[2])
+			if imports[from] == nil {
+				continue // a state, or the reader's service
+			}
+			found++
+			if !slices.Contains(imports[from], to) {
+				t.Errorf("%v: %s does not import %s", b, from, to)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no diagram has arrows between packages")
+	}
+}
+
 func isGenerated(file string) bool {
 	for prefix := range generated {
 		if file == prefix || strings.HasSuffix(prefix, "/") && strings.HasPrefix(file, prefix) {
@@ -379,6 +419,22 @@ func anchors(text string) (names []string) {
 		names = append(names, strings.ReplaceAll(name, " ", "-"))
 	}
 	return names
+}
+
+// A query that finds nothing is told from one that does, and from what is no query.
+func TestQueriesThatFindNothingFail(t *testing.T) {
+	conn, err := pgx.Connect(bg, server.DSN())
+	must(t, err)
+	defer conn.Close(bg)
+	must(t, runQueries(conn.PgConn(), "SELECT 1; CREATE TABLE t (); INSERT INTO outbox SELECT now()"))
+	for _, text := range []string{"SELECT 1 WHERE false", "SELECT 1; SELECT 1 WHERE false", "SELECT 1 WHERE false; SELECT 1"} {
+		if err := runQueries(conn.PgConn(), text); !errors.Is(err, errNoRows) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if err := runQueries(conn.PgConn(), "SELEC 1"); err == nil || errors.Is(err, errNoRows) {
+		t.Errorf("a syntax error: %v", err)
+	}
 }
 
 func TestBlocksAreFound(t *testing.T) {

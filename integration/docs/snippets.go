@@ -106,7 +106,7 @@ var newChecker = sync.OnceValues(func() (*checker, error) {
 func (c *checker) check(b block) error {
 	// The positions in errors are those of the page.
 	text := preamble + fmt.Sprintf("func _() error {\n//line %s:%d\n%s\nreturn nil\n}\n", b.page, b.line, b.text)
-	file, err := parser.ParseFile(c.fset, b.page, text, parser.SkipObjectResolution)
+	file, err := parser.ParseFile(c.fset, "snippet", text, parser.SkipObjectResolution)
 	if err != nil {
 		return err
 	}
