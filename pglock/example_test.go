@@ -585,6 +585,31 @@ func ExampleManager_Inspect() {
 	// 0 wait
 }
 
+// What is locked at all? The server knows IDs only; KeyID tells which of them a
+// key has.
+func ExampleManager_InspectAll() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	worker, operator := memlock.New(server, pglock.WithHolderID("worker-1")), memlock.New(server)
+	defer worker.Close(ctx)
+	defer operator.Close(ctx)
+	if _, err := worker.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	all, err := operator.InspectAll(ctx)
+	if err != nil {
+		fmt.Println(err) // ports.ErrUnsupported if the adapter cannot tell
+		return
+	}
+	for _, in := range all {
+		fmt.Println(in.Holders[0].HolderID, "holds", in.ID, "which is invoices:", in.ID == operator.KeyID("invoices"))
+	}
+	// Output:
+	// worker-1 holds 5268556066836248654 which is invoices: true
+}
+
 // An inspection prints itself for people, and is JSON for code.
 func ExampleInspection() {
 	in := pglock.Inspection{

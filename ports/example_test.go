@@ -523,6 +523,35 @@ func ExampleInspector() {
 	// ended: true <nil>
 }
 
+// A pool whose server tells of all its locks implements Lister; pglock's
+// Manager.InspectAll is made of it.
+func ExampleLister() {
+	ctx := context.Background()
+	var pool ports.SessionPool = memlock.NewServer().Pool()
+	session, err := pool.Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy()
+	for _, id := range []int64{42, 43} {
+		if _, err := session.Lock(ctx, ports.LockRequest{ID: id, HolderID: "worker-1"}); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+
+	lister, ok := pool.(ports.Lister)
+	if !ok {
+		fmt.Println(ports.ErrUnsupported)
+		return
+	}
+	locks, err := lister.List(ctx)
+	fmt.Println(len(locks), "locks; 43 is held by", locks[43][0].HolderID, err)
+	// Output:
+	// 2 locks; 43 is held by worker-1 <nil>
+}
+
 // SessionInfo has a form for code; what the server does not tell is left out.
 func ExampleSessionInfo() {
 	text, err := json.Marshal(ports.SessionInfo{PID: 4711, Granted: true, HolderID: "worker-1", State: "idle"})

@@ -286,6 +286,7 @@ type Pool struct {
 var (
 	_ ports.SessionPool = (*Pool)(nil)
 	_ ports.Inspector   = (*Pool)(nil)
+	_ ports.Lister      = (*Pool)(nil)
 	_ ports.Witness     = (*Pool)(nil)
 )
 
@@ -352,9 +353,28 @@ func (p *Pool) Inspect(_ context.Context, id int64) ([]ports.SessionInfo, error)
 	s := p.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.inspect(id), nil
+}
+
+// List implements ports.Lister.
+func (p *Pool) List(context.Context) (map[int64][]ports.SessionInfo, error) {
+	s := p.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	locks := make(map[int64][]ports.SessionInfo)
+	for id := range s.locks {
+		if infos := s.inspect(id); len(infos) > 0 {
+			locks[id] = infos
+		}
+	}
+	return locks, nil
+}
+
+// inspect tells who holds id and who waits for it. It holds s.mu.
+func (s *Server) inspect(id int64) []ports.SessionInfo {
 	l := s.locks[id]
 	if l == nil {
-		return nil, nil
+		return nil
 	}
 	var infos []ports.SessionInfo
 	for _, h := range l.holders {
@@ -364,7 +384,7 @@ func (p *Pool) Inspect(_ context.Context, id int64) ([]ports.SessionInfo, error)
 	for _, r := range l.queue {
 		infos = append(infos, ports.SessionInfo{PID: r.b.pid, Mode: r.mode, Since: r.since, Database: database})
 	}
-	return infos, nil
+	return infos
 }
 
 // Evict implements ports.Inspector.

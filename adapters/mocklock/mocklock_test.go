@@ -277,6 +277,9 @@ func TestWhatTheMockCannotDoIsSaid(t *testing.T) {
 		if _, err := locks.Inspect(bg, "k"); !errors.Is(err, ports.ErrUnsupported) {
 			t.Error(err)
 		}
+		if _, err := locks.InspectAll(bg); !errors.Is(err, ports.ErrUnsupported) {
+			t.Error(err)
+		}
 		locks.ExpectRelease("k")
 	})
 }

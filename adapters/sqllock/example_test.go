@@ -200,3 +200,22 @@ func ExampleRunConn() {
 		log.Print(err)
 	}
 }
+
+// How long does the server take to free the lock of this host, if it vanishes?
+func ExampleExamine() {
+	err := pglock.Do(ctx, locks, "nightly-report", func(ctx context.Context) error {
+		lock, _ := pglock.FromContext(ctx)
+		return sqllock.RunConn(ctx, lock, func(ctx context.Context, conn *sql.Conn) error {
+			server, err := sqllock.Examine(ctx, conn)
+			if err != nil {
+				return err
+			}
+			fmt.Println("PostgreSQL", server.Version, "frees it after", server.KeepaliveBound)
+			fmt.Println(server.Locks, "of", server.LockSlots, "locks are taken")
+			return nil
+		})
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}

@@ -159,11 +159,25 @@ const (
 	evict    = `SELECT pg_terminate_backend(pid)` + granted + ` AND pid = $2::bigint AND ` + ownID + ` = ANY ($1::text::bigint[]) LIMIT 1`
 	rollback = `ROLLBACK`
 
-	// inspect tells who holds the ID $1 in this database, and who waits.
-	inspect = `SELECT pid, granted, mode = 'ShareLock', current_database()::text, coalesce(usename::text, ''), coalesce(application_name, ''),` +
+	// inspect tells who holds the ID $1 in this database, and who waits; and
+	// inspectAll the same of every ID.
+	inspect    = inspectAny + ` AND ` + ownID + ` = $1::bigint` + inspectOrder
+	inspectAll = inspectAny + inspectOrder
+	inspectAny = `SELECT ` + ownID + `, pid, granted, mode = 'ShareLock', current_database()::text, coalesce(usename::text, ''), coalesce(application_name, ''),` +
 		` coalesce(host(client_addr), ''), coalesce(state, ''), CASE WHEN NOT granted THEN extract(epoch FROM query_start)::float8 END` +
 		` FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)` +
-		` WHERE locktype = 'advisory' AND objsubid = 1` + inDatabase + ` AND ` + ownID + ` = $1::bigint ORDER BY granted DESC, query_start`
+		` WHERE locktype = 'advisory' AND objsubid = 1` + inDatabase
+	inspectOrder = ` ORDER BY granted DESC, query_start`
+
+	// examine is what Examine asks. Of the sessions and the lock table, any role
+	// sees all that is counted here.
+	examine = `SELECT current_setting('server_version'), pg_backend_pid(), pg_is_in_recovery(), inet_server_addr() IS NOT NULL,` +
+		` current_setting('tcp_keepalives_idle')::bigint + current_setting('tcp_keepalives_interval')::bigint * current_setting('tcp_keepalives_count')::bigint,` +
+		` current_setting('max_connections')::bigint,` +
+		` current_setting('superuser_reserved_connections')::bigint + coalesce(current_setting('reserved_connections', true), '0')::bigint,` +
+		` (SELECT coalesce(sum(numbackends), 0) FROM pg_stat_database WHERE datid <> 0)::bigint,` +
+		` current_setting('max_locks_per_transaction')::bigint * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),` +
+		` (SELECT count(*) FROM pg_locks WHERE NOT fastpath)`
 
 	// The answer to a try in a transaction travels as a number of rows: 2 in
 	// recovery, 1 if it is granted, 0 if not. So it needs no result set, and
