@@ -70,6 +70,13 @@ type Manager struct {
 	// that is under way.
 	verified bool
 	proof    *proof
+	// carriers are the shared sessions, if holds are on those; held counts the
+	// locks that they have at the server, asking those that they are asking for,
+	// and mostHeld bounds both; 0 before the server has told what it has room
+	// for, and if it does not tell.
+	carriers               []*carrier
+	held, asking, mostHeld int
+	told                   bool
 	// cancelOpens ends the opening of sessions for proofs when the manager
 	// closes; it is the end of openCtx.
 	openCtx     context.Context
@@ -132,6 +139,9 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 		m.logger = slog.New(slog.DiscardHandler)
 	} else {
 		m.observers = append(m.observers, logObserver(m.logger, m.logKey))
+	}
+	for range m.shared {
+		m.carriers = append(m.carriers, newCarrier(m))
 	}
 	return m
 }
@@ -284,6 +294,9 @@ func (m *Manager) Stats() Stats {
 	s := m.stats
 	s.Sessions = m.sessions
 	s.MaxSessions = max(m.sessionLimit(), 0)
+	if n := len(m.carriers); n > 0 && (s.MaxSessions == 0 || n < s.MaxSessions) {
+		s.MaxSessions = n
+	}
 	for _, q := range m.queues {
 		s.Waiting += q.waiters.Len()
 	}
@@ -301,6 +314,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	again := m.closed
 	m.closed = true
+	bound := time.Now().Add(m.releaseBound())
 	m.cancelOpens()
 	for _, q := range m.queues {
 		q.answerAll(answer{err: ports.ErrClosed})
@@ -309,6 +323,10 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.coolDown()
 	if !again && m.running == 0 {
 		close(m.idle)
+	}
+	for _, c := range m.carriers {
+		c.hasten(m.releaseBound())
+		c.stir()
 	}
 	for s, held := range m.pinned {
 		if !held {
@@ -321,7 +339,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	}
 
 	_, err := releaseEach(ctx, m.liveHolds())
-	if !m.within(ctx, m.idle) {
+	if !within(ctx, m.idle, bound) {
 		m.mu.Lock()
 		stuck := len(m.pinned)
 		for s := range m.pinned {
@@ -333,10 +351,10 @@ func (m *Manager) Close(ctx context.Context) error {
 	return err
 }
 
-// within waits for done until the release bound has passed or ctx ends, and
-// reports whether done came. A ctx that is done at the call does not count.
-func (m *Manager) within(ctx context.Context, done <-chan struct{}) bool {
-	bound := time.NewTimer(m.releaseBound())
+// within waits for done until deadline or until ctx ends, and reports whether
+// done came. A ctx that is done at the call does not count.
+func within(ctx context.Context, done <-chan struct{}, deadline time.Time) bool {
+	bound := time.NewTimer(time.Until(deadline))
 	defer bound.Stop()
 	ended := ctx.Done()
 	if ctx.Err() != nil {

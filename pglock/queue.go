@@ -55,6 +55,7 @@ type queue struct {
 	// too.
 	holds     []*hold
 	contender *contender
+	tenure    tenure // of shared sessions
 }
 
 // waiter is one call of Acquire or TryAcquire in its queue.
@@ -189,6 +190,9 @@ func (m *Manager) enqueue(w *waiter) (*queue, error) {
 	if m.closed {
 		return nil, ports.ErrClosed
 	}
+	if w.onto != nil && len(m.carriers) > 0 && !w.onto.live() {
+		return nil, w.onto.err
+	}
 	q := m.queues[id]
 	if q == nil {
 		q = &queue{id: id}
@@ -198,15 +202,19 @@ func (m *Manager) enqueue(w *waiter) (*queue, error) {
 	if w.try && w.contended {
 		return nil, errRefused
 	}
-	if w.try && q.waiters.Len() == 0 {
+	if w.try && q.waiters.Len() == 0 && len(m.carriers) == 0 {
 		// A contender that waits for nobody any more would keep this call
 		// until its slice ends. It finds out that it was let go.
 		q.contender = nil
 	}
-	if w.onto != nil {
-		m.pushAhead(q, w)
-	} else {
+	switch {
+	case w.onto == nil:
 		w.place = q.waiters.PushBack(w)
+	case len(m.carriers) == 0:
+		m.pushAhead(q, w)
+	default:
+		w.place = q.waiters.PushBack(w)
+		w.onto.next.q, w.onto.next.w = q, w
 	}
 	m.advance(q)
 	if c := q.contender; c != nil && w.opts.Polling == 0 {
@@ -348,6 +356,8 @@ func (m *Manager) advance(q *queue) {
 	case !q.admits(w.opts.Mode):
 		// A hold of this manager is in the way; its end advances the queue.
 		q.block()
+	case len(m.carriers) > 0:
+		m.carry(q, w)
 	case w.onto != nil:
 		q.contender = &contender{m: m, q: q, wake: make(chan struct{}, 1)}
 		m.running++
@@ -425,10 +435,16 @@ type contender struct {
 	starved    bool               // lacks a session: none may be pinned, or the pool is full
 	unanswered bool               // has lacked one, and has had no answer since
 	cancelOpen context.CancelFunc // ends the opening of a session; nil when there is none
+	ask        *ask               // on a shared session, in place of a session and a goroutine
 }
 
-// stir ends a sleep between two tries, because the queue has changed.
+// stir ends a sleep between two tries, because the queue has changed. The caller
+// holds Manager.mu.
 func (c *contender) stir() {
+	if c.ask != nil {
+		c.ask.hurry()
+		return
+	}
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -439,6 +455,10 @@ func (c *contender) stir() {
 // end by itself, which takes a slice at most and costs no connection; whoever
 // comes meanwhile takes c over. The caller holds Manager.mu.
 func (c *contender) letGo() {
+	if c.ask != nil {
+		c.ask.letGo()
+		return
+	}
 	c.stir()
 	if c.cancelOpen != nil {
 		c.cancelOpen()
@@ -519,7 +539,7 @@ func (c *contender) run() {
 		if sp == nil {
 			return
 		}
-		if s, c = sp.s, m.linger(sp); c == nil {
+		if s, c = sp.s, m.awaitUse(sp); c == nil {
 			break
 		}
 	}
@@ -659,19 +679,24 @@ func (c *contender) fail(err error) {
 func (c *contender) refused(w *waiter) {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
-	if c.q.contender != c {
-		return
+	if c.q.contender == c {
+		c.unanswered = false
+		c.q.refuse(w)
 	}
-	c.unanswered = false
+}
+
+// refuse is what a refusal of the server means for the queue. The caller holds
+// Manager.mu.
+func (q *queue) refuse(w *waiter) {
 	if w.try {
 		// Only this one was answered: those behind it came later, and the
 		// lock may have been free since.
 		if w.place != nil {
-			c.q.answerOne(w, answer{err: errRefused})
+			q.answerOne(w, answer{err: errRefused})
 		}
 		return
 	}
-	c.q.block()
+	q.block()
 }
 
 // deliver hands a granted lock to the first waiter and returns its hold; nil if
@@ -694,13 +719,13 @@ func (c *contender) deliver(s ports.Session, req ports.LockRequest, g ports.Gran
 // the queue. The caller holds Manager.mu.
 func (c *contender) give(w *waiter, h *hold, g ports.Grant) {
 	c.q.contender = nil
-	c.m.grant(c.q, w, h, g)
+	c.m.confer(c.q, w, h, g)
 	c.m.advance(c.q)
 }
 
-// grant makes a lock part of h, and answers w, the first in the queue. The
+// confer makes a lock part of h, and answers w, the first in the queue. The
 // caller holds Manager.mu.
-func (m *Manager) grant(q *queue, w *waiter, h *hold, g ports.Grant) {
+func (m *Manager) confer(q *queue, w *waiter, h *hold, g ports.Grant) {
 	if !w.opts.Fencing {
 		g.Token = 0 // it was asked for by one who has left
 	}

@@ -33,10 +33,10 @@ func (m *Manager) staysWarm(h *hold) bool {
 	}
 	m.inARow++
 	m.lastRelease = time.Now()
-	return m.inARow >= warmAfter && !m.closed && !h.lent && (limit == 0 || inUse < limit)
+	return m.inARow >= warmAfter && !m.closed && !h.lent && h.carrier == nil && (limit == 0 || inUse < limit)
 }
 
-// park makes s a spare. Its goroutine has to call linger then. The caller holds
+// park makes s a spare. Its goroutine has to call awaitUse then. The caller holds
 // Manager.mu.
 func (m *Manager) park(s ports.Session) *spare {
 	sp := &spare{s: s, next: make(chan *contender, 1)}
@@ -62,8 +62,8 @@ func (m *Manager) warm(c *contender) bool {
 	return true
 }
 
-// linger waits for who uses a spare next, and returns nil if that is nobody.
-func (m *Manager) linger(sp *spare) *contender {
+// awaitUse waits for who uses a spare next, and returns nil if that is nobody.
+func (m *Manager) awaitUse(sp *spare) *contender {
 	timer := time.NewTimer(keepWarm)
 	defer timer.Stop()
 	select {

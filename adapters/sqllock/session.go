@@ -115,7 +115,8 @@ func (p *pool) Inspect(ctx context.Context, id int64) ([]ports.SessionInfo, erro
 
 // List implements ports.Lister.
 func (p *pool) List(ctx context.Context) (map[int64][]ports.SessionInfo, error) {
-	return p.inspect(ctx, inspectAll, nil)
+	statement, args := p.form.bind(inspectAll)
+	return p.inspect(ctx, statement, args)
 }
 
 // inspect runs one of the inspect statements.
@@ -210,7 +211,7 @@ type session struct {
 	// fields below.
 	idle chan struct{}
 
-	locks map[int64]ports.Mode // what Lock has granted and Unlock not given back
+	locks map[int64]ports.Mode // what Lock and Batch have granted and not taken back
 	pid   int                  // the server process; 0 before its first answer
 	// before has the settings that Lock has changed, as a JSON object; empty
 	// if there are none.
@@ -386,6 +387,65 @@ func (s *session) clear(ctx context.Context, r ports.LockRequest) error {
 	}
 	var ok bool
 	return s.query(ctx, statement, args, &ok)
+}
+
+// Batch implements ports.Batcher.
+func (s *session) Batch(ctx context.Context, b ports.Batch) (ports.BatchAnswer, error) {
+	ctx, end, err := s.begin(ctx)
+	if err != nil {
+		return ports.BatchAnswer{}, err
+	}
+	defer end()
+
+	ids, codes, fenced := batchCodes(b)
+	args := []any{idArray(ids), string(codes)}
+	arrives := b.Liveness > 0 && s.before == ""
+	if arrives {
+		args = append(args, holderName(b.HolderID))
+	}
+	statement, args := s.pool.form.bind(batchStatement(len(b.Unlocks) > 0, len(b.Tries) > 0, fenced, arrives, b.Liveness), args...)
+	var pid, room int
+	var database, unlocked, tried string
+	var recovering bool
+	var token int64
+	var before, ignore sql.NullString
+	doubted := s.doubt
+	s.doubt = true // until the answer says what the session holds
+	err = s.query(ctx, statement, args, &pid, &database, &recovering, &unlocked, &tried, &token, &room, &before, &ignore)
+	switch {
+	case sqlState(err) == outOfMemory:
+		err = fmt.Errorf("%w: raise max_locks_per_transaction: %w", ports.ErrTooManyLocks, err)
+	case err == nil && ctx.Err() != nil: // see Lock
+		err = context.Cause(ctx)
+	case err == nil:
+		err = s.samePID(pid)
+	}
+	if err != nil {
+		return ports.BatchAnswer{}, err
+	}
+	if before.Valid {
+		s.before, s.liveness = before.String, b.Liveness
+	}
+	if recovering {
+		return ports.BatchAnswer{}, errRecovery
+	}
+	if len(unlocked) != len(b.Unlocks) || len(tried) != len(b.Tries) {
+		return ports.BatchAnswer{}, fmt.Errorf("the server answered %q, %q to %d unlocks and %d tries", unlocked, tried, len(b.Unlocks), len(b.Tries))
+	}
+	s.doubt = doubted
+	a := ports.BatchAnswer{PID: pid, Database: database, Token: ports.Token(token), LockTable: room}
+	for i, u := range b.Unlocks {
+		a.Unlocked = append(a.Unlocked, unlocked[i] == answerYes)
+		delete(s.locks, u.ID)
+	}
+	for i, t := range b.Tries {
+		granted := tried[i] != answerNo
+		a.Granted = append(a.Granted, granted)
+		if granted {
+			s.locks[t.ID] = t.Mode
+		}
+	}
+	return a, nil
 }
 
 // Unlock implements ports.Session.
@@ -592,6 +652,7 @@ const (
 	lockTimeout           = "55P03" // lock_not_available, by lock_timeout
 	queryCanceled         = "57014" // by statement_timeout or pg_cancel_backend
 	deadlockDetected      = "40P01"
+	outOfMemory           = "53200" // of the lock table, mostly
 	inFailedTransaction   = "25P02"
 	duplicateStatement    = "42P05"
 	unknownStatement      = "26000"
