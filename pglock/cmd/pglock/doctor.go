@@ -173,9 +173,8 @@ func recoveryCheck(server sqllock.ServerInfo) check {
 
 // keepaliveCheck takes a lock that nobody else wants, and looks at its session.
 func keepaliveCheck(ctx context.Context, locks *pglock.Manager, verified error) (check, error) {
-	const name = "keepalive"
 	if verified != nil {
-		return check{name, warning, "not known, since no lock can be had", "Mend what is wrong first, and ask again."}, nil
+		return check{keepaliveName, warning, "not known, since no lock can be had", "Mend what is wrong first, and ask again."}, nil
 	}
 	var server sqllock.ServerInfo
 	err := pglock.Do(ctx, locks, "pglock doctor "+rand.Text(), func(ctx context.Context) error {
@@ -185,19 +184,24 @@ func keepaliveCheck(ctx context.Context, locks *pglock.Manager, verified error) 
 			return err
 		})
 	})
-	const most = pglock.DefaultLivenessWindow * 6 / 5
+	return keepaliveOf(server), err
+}
+
+const keepaliveName = "keepalive"
+
+// keepaliveOf judges the session of a holder.
+func keepaliveOf(server sqllock.ServerInfo) check {
+	const most = pglock.DefaultLivenessWindow * 6 / 5 // as WithLivenessWindow says
 	bound := server.KeepaliveBound
 	switch {
-	case err != nil:
-		return check{}, err
 	case !server.Network:
-		return check{name, good, "the server is on this host, and sees at once that a holder has ended", "Ask again from another host, if there are holders on any."}, nil
+		return check{keepaliveName, good, "the server is on this host, and sees at once that a holder has ended", "Ask again from another host, if there are holders on any."}
 	case bound <= 0:
-		return check{name, warning, "the server does not say how long the lock of a vanished host stays", "Set tcp_keepalives_idle, _interval and _count at the server."}, nil
+		return check{keepaliveName, warning, "the server does not say how long the lock of a vanished host stays", "Set tcp_keepalives_idle, _interval and _count at the server."}
 	case bound > most:
-		return check{name, wrong, fmt.Sprintf("the lock of a vanished host stays for %v", bound), "Set tcp_keepalives_idle, _interval and _count at the server, to a few seconds."}, nil
+		return check{keepaliveName, wrong, fmt.Sprintf("the lock of a vanished host stays for %v", bound), "Set tcp_keepalives_idle, _interval and _count at the server, to a few seconds."}
 	}
-	return check{name, good, fmt.Sprintf("the lock of a vanished host is free after about %v", bound), "Change that with pglock.WithLivenessWindow, if it must be another time."}, nil
+	return check{keepaliveName, good, fmt.Sprintf("the lock of a vanished host is free after about %v", bound), "Change that with pglock.WithLivenessWindow, if it must be another time."}
 }
 
 func lockTableCheck(server sqllock.ServerInfo) check {

@@ -20,9 +20,9 @@ import (
 )
 
 // defaultGrace is how long a command has to stop after a loss. In a network
-// partition a loss is told two fifths of the liveness window before the server
-// frees the lock: within that the command is gone.
-const defaultGrace = pglock.DefaultLivenessWindow / 3
+// partition a loss is told a fifth of the liveness window, 3 s, before the server
+// frees the lock, or sooner: by then the command is gone.
+const defaultGrace = 2 * time.Second
 
 const runHelp = `Wait for the lock of KEY, run COMMAND while it is held, and exit with its code.
 
@@ -76,9 +76,9 @@ func runCommand(c *connection) *cobra.Command {
 	flags.BoolVar(&r.skip, "skip", false, "if someone else has the lock, exit with 0")
 	flags.BoolVarP(&r.shared, "shared", "s", false, "share the lock with others that share it")
 	flags.DurationVar(&r.holdAtLeast, "hold-at-least", 0, "keep the lock at least so long")
-	flags.IntVarP(&r.conflictCode, "conflict-exit-code", "E", exitConflict, "if someone else has it, exit with `N`")
+	flags.IntVarP(&r.conflictCode, "conflict-exit-code", "E", exitConflict, "exit with `N` if someone else has it")
 	flags.BoolVar(&r.fencing, "fencing", false, "get a fencing token for PGLOCK_TOKEN")
-	flags.DurationVar(&r.grace, "grace", defaultGrace, "from SIGTERM to SIGKILL, after a loss")
+	flags.DurationVar(&r.grace, "grace", defaultGrace, "from SIGTERM to SIGKILL on a loss")
 	flags.StringVar(&r.holder, "holder", "", "`NAME` for others to see (default HOST/PID)")
 	return cmd
 }
