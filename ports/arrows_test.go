@@ -20,15 +20,11 @@ const (
 	module = "github.com/holdfast-go/holdfast"
 )
 
-// nested are the modules of their own that users get something from; what is in
-// integration may import anything.
-var nested = []string{"pglock/cmd/pglock"}
-
-// arrow says what a package of this module, or of a nested one, may import. Names in pkg, own and
+// arrow says what a package of this module may import. Names in pkg, own and
 // never are patterns of path.Match.
 type arrow struct {
 	pkg   string
-	own   []string // packages of the root module
+	own   []string // packages of this module
 	other []string // other modules
 	never []string // packages that it must not depend on, at any distance
 }
@@ -45,9 +41,9 @@ var arrows = []arrow{
 	{pkg: "adapters/otellock", own: []string{"pglock", "ports"},
 		other: []string{"go.opentelemetry.io/otel", "go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel/trace"},
 		never: []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/sdk/*", "database/sql"}},
+	{pkg: "examples/*", own: []string{"adapters/*", "pglock", "ports"}, other: []string{"github.com/lib/pq", "github.com/jackc/pgx/v5"}},
 	{pkg: "pglock/cmd/pglock", own: []string{"adapters/pgxlock", "adapters/sqllock", "pglock", "pglock/keys", "ports"},
 		other: []string{"github.com/jackc/pgx/v5", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys", "golang.org/x/term"}},
-	{pkg: "examples/*", own: []string{"adapters/*", "pglock", "ports"}, other: []string{"github.com/lib/pq", "github.com/jackc/pgx/v5"}},
 }
 
 // requirements is what the root go.mod may require directly; everything else
@@ -72,45 +68,65 @@ type listed struct {
 }
 
 func TestArrows(t *testing.T) {
-	for _, dir := range append([]string{"."}, nested...) {
-		t.Run(dir, func(t *testing.T) {
-			lookAtSources(t, dir)
-			packages := make(map[string]listed)
-			for dec := json.NewDecoder(strings.NewReader(goCommand(t, dir, "list", "-deps", "-json=ImportPath,Standard,DepOnly,Module,Imports,Deps", "./..."))); ; {
-				var p listed
-				if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-					break
-				} else if err != nil {
-					t.Fatal(err)
-				}
-				packages[p.ImportPath] = p
-			}
-			found := 0
-			for _, p := range packages {
-				if p.DepOnly {
-					continue
-				}
-				found++
-				for _, fault := range faults(p, packages) {
-					t.Error(fault)
-				}
-			}
-			if found == 0 {
-				t.Error("go list has found no package of this module")
-			}
-		})
+	lookAtSources(t)
+	for _, dir := range modules(t) {
+		t.Run(filepath.ToSlash(dir), func(t *testing.T) { checkArrows(t, dir) })
+	}
+}
+
+// modules are the directories of the root module, and of the adapters and
+// commands that are modules of their own.
+func modules(t *testing.T) []string {
+	t.Helper()
+	dirs := []string{root}
+	for _, parent := range []string{"adapters", "pglock/cmd"} {
+		files, err := filepath.Glob(filepath.Join(root, parent, "*", "go.mod"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			dirs = append(dirs, filepath.Dir(file))
+		}
+	}
+	return dirs
+}
+
+// checkArrows looks at the packages of the module in dir.
+func checkArrows(t *testing.T, dir string) {
+	packages := make(map[string]listed)
+	for dec := json.NewDecoder(strings.NewReader(goCommand(t, dir, "list", "-deps", "-json=ImportPath,Standard,DepOnly,Module,Imports,Deps", "./..."))); ; {
+		var p listed
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packages[p.ImportPath] = p
+	}
+	found := 0
+	for _, p := range packages {
+		if p.DepOnly {
+			continue
+		}
+		found++
+		for _, fault := range faults(p, packages) {
+			t.Error(fault)
+		}
+	}
+	if found == 0 {
+		t.Error("go list has found no package of this module")
 	}
 }
 
 func TestRequirementsAreFew(t *testing.T) {
-	lookAtSources(t, ".")
+	lookAtSources(t)
 	var mod struct {
 		Require []struct {
 			Path     string
 			Indirect bool
 		}
 	}
-	if err := json.Unmarshal([]byte(goCommand(t, ".", "mod", "edit", "-json")), &mod); err != nil {
+	if err := json.Unmarshal([]byte(goCommand(t, root, "mod", "edit", "-json")), &mod); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range mod.Require {
@@ -169,11 +185,11 @@ func orNothing(names []string) string {
 	return "only " + strings.Join(names, ", ")
 }
 
-// goCommand runs the go command in a directory below the root.
+// goCommand runs the go command in a directory.
 func goCommand(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", args...)
-	cmd.Dir = filepath.Join(root, dir)
+	cmd.Dir = dir
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -183,23 +199,23 @@ func goCommand(t *testing.T, dir string, args ...string) string {
 	return string(out)
 }
 
-// lookAtSources reads the directories of the module in dir, for go test's cache: it
+// lookAtSources reads the directories of the modules, for go test's cache: it
 // repeats an old pass if what the test itself has looked at is unchanged, and
 // does not see what the go command looks at.
-func lookAtSources(t *testing.T, dir string) {
+func lookAtSources(t *testing.T) {
 	t.Helper()
-	top := filepath.Join(root, dir)
-	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+	own := modules(t)
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case !d.IsDir() || path == top:
+		case !d.IsDir() || path == root:
 			return nil
 		case strings.HasPrefix(d.Name(), "."):
 			return fs.SkipDir
 		}
-		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
-			return fs.SkipDir // another module
+		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil && !slices.Contains(own, path) {
+			return fs.SkipDir // a module without arrows
 		}
 		return nil
 	})

@@ -59,7 +59,7 @@ func TestOneOfTwentyRunsAtATime(t *testing.T) {
 func TestSkipIsQuiet(t *testing.T) {
 	key := t.Name()
 	hold(t, key)
-	for _, flags := range [][]string{{"--skip"}, {"--skip", "--wait=200ms"}} {
+	for _, flags := range [][]string{{"--skip"}, {"--skip", "--wait=500ms"}} {
 		args := slices.Concat([]string{"run", key}, flags, []string{"--", "echo", "ran"})
 		if out, stderr := start(t, args...).end(0); out+stderr != "" {
 			t.Errorf("%v: stdout %q, stderr %q", flags, out, stderr)
@@ -80,7 +80,7 @@ func TestAConflictHasAnExitCodeAndSaysWhoItIsWith(t *testing.T) {
 	}{
 		{[]string{"--wait=0"}, exitConflict},
 		{[]string{"-w", "0s", "-E", "9"}, 9},
-		{[]string{"--timeout=10ms", "--conflict-exit-code=0"}, 0},
+		{[]string{"--timeout=500ms", "--conflict-exit-code=0"}, 0},
 	} {
 		args := slices.Concat([]string{"run", key}, c.flags, []string{"--", "echo", "ran"})
 		out, stderr := start(t, args...).end(c.code)

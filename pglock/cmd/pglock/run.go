@@ -164,7 +164,13 @@ func (r *run) acquire(ctx context.Context, locks *pglock.Manager) (ports.Lock, e
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		lock, err := locks.Acquire(ctx, r.key, r.options()...)
+		// First, since --wait is for others to end, and not for a connection and
+		// the proof that it excludes.
+		err := locks.Verify(ctx)
+		var lock ports.Lock
+		if err == nil {
+			lock, err = locks.Acquire(ctx, r.key, r.options()...)
+		}
 		answers <- answer{lock, err}
 	}()
 	var ended os.Signal
