@@ -69,8 +69,8 @@ type Manager struct {
 	// pending has the *contenders that wait for a session, first come first
 	// served.
 	pending list.List
-	// running counts contenders and holds with a goroutine; idle is closed
-	// when the manager is closed and running is 0.
+	// running counts contenders, holds and other things that Close has to wait
+	// for; idle is closed when the manager is closed and running is 0.
 	running int
 	idle    chan struct{}
 	stats   Stats
