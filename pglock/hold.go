@@ -33,7 +33,8 @@ var (
 )
 
 // hold is one granted lock. Its session belongs to one goroutine, the keeper,
-// which watches it, lends it, and settles it at the end.
+// which watches it, lends it, and settles it at the end. One on a warm session
+// gets its keeper when it has lasted for a moment, or is settled without one.
 //
 // With shared sessions, the keeper belongs to a hold without a lock, one for
 // each session; the holds of callers have no session, and a carrier settles
@@ -62,8 +63,6 @@ type hold struct {
 	// over is why the session is, if a check has found that. Only the keeper uses
 	// it.
 	over error
-	// spare is what became of the session, if it is kept. Only the keeper uses it.
-	spare *spare
 	// settled is what a release found; it is set before finished is closed.
 	settled error
 
@@ -74,6 +73,7 @@ type hold struct {
 	ended     time.Time      // when it did
 	told      []*func(error) // what has asked to be told
 	lent      bool           // somebody else has used its session, or does so
+	kept      bool           // has its keeper, or is settled without one
 	heir      *hold          // has got its lock and its session
 	last      bool           // the keeper is settling it, so nobody gets them any more
 	later     *time.Timer    // ends a hold that was released before its time
@@ -207,6 +207,7 @@ func (h *hold) release(ctx context.Context) error {
 	told := h.m.observers.release(ctx, h)
 	if first {
 		h.pass()
+		h.settleHere(ctx)
 	}
 	err := h.confirm(ctx)
 	told(err)
@@ -323,14 +324,9 @@ func (h *hold) log(level slog.Level, msg string, err error) {
 }
 
 // keep is the life of the keeper, from the grant to the end of the session.
-// It returns the session's spare, if it has become one.
-func (h *hold) keep() *spare {
-	for {
-		next := h.attend()
-		if next == nil {
-			return h.spare
-		}
-		h = next
+func (h *hold) keep() {
+	for h != nil {
+		h = h.attend()
 	}
 }
 
@@ -355,7 +351,7 @@ func (h *hold) attend() (next *hold) {
 		select {
 		case <-h.done:
 			watchdog.Stop()
-			return h.settle(stop())
+			return h.settle(stop(), false)
 		case <-over:
 			h.lose(stop())
 		case l := <-h.loans:
@@ -444,6 +440,9 @@ func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) er
 	if h.s == nil {
 		return &ports.LockError{Op: "run", Key: h.info.Key, Err: fmt.Errorf("%w: this lock has no session of its own; leave out WithSharedSessions to give it one", ports.ErrUnsupported)}
 	}
+	h.m.mu.Lock()
+	h.startKeeper()
+	h.m.mu.Unlock()
 	l := loan{granted: make(chan bool, 1), back: make(chan bool, 1), settled: make(chan struct{})}
 	var err error
 	select {
@@ -556,12 +555,14 @@ func (h *hold) ask(w ports.Witness, limit time.Duration) testimony {
 
 // settle ends the session of a hold that has ended for its owner, and starts
 // whoever waits for the key in this process; or it returns the hold that has got
-// its session already. watchErr is why the session is over, if it is.
-func (h *hold) settle(watchErr error) (next *hold) {
+// its session next. watchErr is why the session is over, if it is. The caller is
+// the keeper, or here is true, and the next one has none yet.
+func (h *hold) settle(watchErr error, here bool) (next *hold) {
 	m := h.m
 	m.mu.Lock()
 	next = h.heir
 	h.last = true
+	ex := h.exchange()
 	m.mu.Unlock()
 	if next != nil {
 		if over := cmp.Or(watchErr, h.over); over != nil {
@@ -571,7 +572,7 @@ func (h *hold) settle(watchErr error) (next *hold) {
 	}
 	why := h.Err()
 	if errors.Is(why, ports.ErrReleased) {
-		why = h.unlock(watchErr)
+		why = h.unlock(watchErr, ex)
 		if errors.Is(why, ports.ErrLost) {
 			m.mu.Lock()
 			m.stats.Lost++
@@ -582,9 +583,9 @@ func (h *hold) settle(watchErr error) (next *hold) {
 			h.log(slog.LevelError, "lock release failed", why)
 		}
 	}
-	warm := why == nil && m.staysWarm(h)
+	warm := why == nil && m.staysWarm(h) && ex == nil
 	switch {
-	case warm:
+	case warm, why == nil && ex != nil: // its next user will come, or is there
 	case why == nil:
 		m.recycle(h.s)
 	default:
@@ -593,32 +594,43 @@ func (h *hold) settle(watchErr error) (next *hold) {
 	}
 	h.settled = why
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	close(h.finished)
 	for _, p := range h.parts {
 		p.q.holds = slices.DeleteFunc(p.q.holds, func(other *hold) bool { return other == h })
 		m.advance(p.q)
 	}
 	if warm {
-		h.spare = m.park(h.s)
+		m.park(h.s)
 	}
-	m.freeSession()
-	if !warm {
-		m.exit()
+	if ex != nil && why != nil {
+		ex.comeBack()
+		ex = nil
+	}
+	if ex == nil {
+		m.freeSession()
+	}
+	m.exit()
+	m.mu.Unlock()
+	if ex != nil {
+		return ex.goOn(h.s, here)
 	}
 	return nil
 }
 
-// unlock gives the locks back at the server, the last one first, and returns
-// what a release has to say about it.
-func (h *hold) unlock(watchErr error) error {
+// unlock gives the locks back at the server, the last one first, or exchanges the
+// only one, and returns what a release has to say about it.
+func (h *hold) unlock(watchErr error, ex *exchange) error {
 	if watchErr != nil {
 		return fmt.Errorf("%w: %w", ports.ErrLost, watchErr)
 	}
 	held, err := true, error(nil)
 	for _, info := range slices.Backward(h.infos()) {
 		var had bool
-		had, err = h.s.Unlock(context.Background(), info.ID, info.Mode)
+		if ex != nil {
+			had, err = ex.ask(info)
+		} else {
+			had, err = h.s.Unlock(context.Background(), info.ID, info.Mode)
+		}
 		held = held && had
 		if err != nil {
 			break

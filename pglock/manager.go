@@ -52,17 +52,25 @@ type Manager struct {
 	// pinned has the sessions that are open, and whether they carry a hold or
 	// only wait for one.
 	pinned map[ports.Session]bool
-	// spares are sessions that are kept warm, the oldest first.
-	spares []*spare
+	// spares are sessions that are kept warm, the oldest first; cooling runs when
+	// there are any, and recycles them.
+	spares  []spare
+	cooling *time.Timer
+	// young are the holds that have no keeper yet; sweeping says that a timer runs
+	// that looks after them.
+	young    map[*hold]struct{}
+	sweeping bool
 	// lastRelease is when a session was last let go; inARow counts the locks that
 	// followed each other closely.
 	lastRelease time.Time
 	inARow      int
+	warmAfter   int
+	keepWarm    time.Duration
 	// pending has the *contenders that wait for a session, first come first
 	// served.
 	pending list.List
-	// running counts contenders and holds with a goroutine; idle is closed
-	// when the manager is closed and running is 0.
+	// running counts contenders, holds and other things that Close has to wait
+	// for; idle is closed when the manager is closed and running is 0.
 	running int
 	idle    chan struct{}
 	stats   Stats
@@ -124,8 +132,10 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 			window:   DefaultLivenessWindow,
 			logKey:   func(key string) string { return key },
 		},
-		queues: make(map[int64]*queue),
+		queues:    make(map[int64]*queue),
+		warmAfter: warmAfter, keepWarm: keepWarm,
 		byKey:  make(map[string][]*hold),
+		young:  make(map[*hold]struct{}),
 		pinned: make(map[ports.Session]bool),
 		idle:   make(chan struct{}),
 	}

@@ -42,7 +42,11 @@ func (h *hold) pass() {
 	}
 	next := newHold(m, h.s, w.opts.HoldAtLeast, h.granted)
 	next.passes = h.passes + 1
-	h.heir = next
+	if h.claim() {
+		next.keepSoon()
+	} else {
+		next.kept, h.heir = true, next // the keeper's, too
+	}
 	q.holds = slices.DeleteFunc(q.holds, func(other *hold) bool { return other == h })
 	m.confer(q, w, next, ports.Grant{PID: h.info.PID, Database: h.info.Database})
 	close(h.finished)

@@ -608,7 +608,7 @@ func (c *carrier) session() (root *hold, fresh bool, err error) {
 		}
 	}
 	root = newHold(m, s, 0, time.Now())
-	root.carrier = c
+	root.carrier, root.kept = c, true
 	c.root, c.last = root, root
 	m.pinned[s] = true
 	go root.keep()

@@ -173,6 +173,7 @@ type simNode struct {
 	m        *pglock.Manager
 	window   time.Duration
 	blind    bool
+	warm     bool
 	verifies bool
 	limit    int
 	shared   bool // has its holds on shared sessions
@@ -239,6 +240,9 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 			opts = append(opts, pglock.WithSharedSessions(1+r.IntN(3)))
 		}
 		n.m = pglock.NewManager(simPool{n.pool, n}, opts...)
+		if n.warm = r.IntN(2) == 0; n.warm {
+			pglock.KeepWarm(n.m, 0, time.Duration(r.IntN(5000))*time.Millisecond)
+		}
 		sim.nodes = append(sim.nodes, n)
 	}
 	return sim
@@ -527,6 +531,8 @@ func (n *simNode) lossBound(pid int) time.Duration {
 		return n.window
 	case n.blind || n.sim.running[pid] > 0:
 		return 3*n.window/5 + 1
+	case n.warm:
+		return 10*time.Millisecond + 1 // a hold has no keeper at first
 	default:
 		return 1 // the next tick of the virtual clock
 	}
@@ -753,6 +759,9 @@ func (c *simCaller) work() {
 	const grace = 250*time.Millisecond + 2
 	patience := 1 + below(r, 8*time.Second)
 	bound := patience + grace
+	if n.warm {
+		bound += c.node.sim.slow // its own command may have to come back first
+	}
 	switch r.IntN(3) {
 	case 0:
 		opts = append(opts, ports.WithTimeout(patience))
@@ -761,7 +770,10 @@ func (c *simCaller) work() {
 		ctx, stop = context.WithTimeout(ctx, patience)
 		defer stop()
 	case 2:
-		bound = patience + 1
+		// One that is cancelled has to return at once, unless it asks by itself.
+		if !n.warm {
+			bound = patience + 1
+		}
 		defer time.AfterFunc(patience, cancel).Stop()
 	}
 

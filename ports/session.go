@@ -232,6 +232,23 @@ type BatchAnswer struct {
 	LockTable int
 }
 
+// Exchanger is an optional interface of a Session that can give a lock back and
+// try another one in one round trip.
+type Exchanger interface {
+	// Exchange is Unlock of an ID, and Lock of another one, without a wait. An
+	// error leaves open what the session holds.
+	Exchange(ctx context.Context, id int64, mode Mode, next LockRequest) (held bool, g Grant, err error)
+}
+
+// Interruptible is an optional interface of a Session. A manager may run a command
+// of one that says true on the goroutine of its caller, which saves waking another
+// one twice.
+type Interruptible interface {
+	// Interruptible reports whether Destroy makes a command that is running
+	// return at once, whatever the network and the driver do.
+	Interruptible() bool
+}
+
 // SessionLender is an optional interface of a Lock that has a server session
 // of its own. Adapters build on it to run a caller's work on that session.
 type SessionLender interface {

@@ -53,8 +53,8 @@ type Holder struct {
 type Command struct {
 	// PID is the server process that is asked.
 	PID int
-	// Op is "lock", "unlock", "check", "batch", or "holds" for a question
-	// about another session.
+	// Op is "lock", "unlock", "exchange" for both, "check", "batch", or "holds"
+	// for a question about another session.
 	Op string
 	// ID is the lock's ID; 0 where there is not one.
 	ID int64
@@ -454,6 +454,9 @@ type session struct {
 	locks map[int64]ports.Mode
 }
 
+// Interruptible implements ports.Interruptible.
+func (s *session) Interruptible() bool { return true }
+
 // base gets the session out of what Open returned.
 func (s *session) base() *session { return s }
 
@@ -512,17 +515,41 @@ func (s *session) command(op string, id int64, act func() error) error {
 // Lock implements ports.Session.
 func (s *session) Lock(_ context.Context, r ports.LockRequest) (g ports.Grant, err error) {
 	err = s.command("lock", r.ID, func() error {
-		g, err = s.lock(r)
-		if g.Granted && r.Fencing {
-			s.server.mu.Lock()
-			s.server.lastToken++
-			g.Token = s.server.lastToken
-			s.server.mu.Unlock()
-		}
+		g, err = s.fenced(r)
 		return err
 	})
 	if err == nil && g.Granted {
 		s.locks[r.ID] = r.Mode
+	}
+	return g, err
+}
+
+// Exchange implements ports.Exchanger.
+func (s *session) Exchange(_ context.Context, id int64, mode ports.Mode, r ports.LockRequest) (held bool, g ports.Grant, err error) {
+	err = s.command("exchange", r.ID, func() error {
+		if held, err = s.unlock(id, mode); err != nil {
+			return err
+		}
+		g, err = s.fenced(r)
+		return err
+	})
+	if err == nil {
+		delete(s.locks, id)
+	}
+	if err == nil && g.Granted {
+		s.locks[r.ID] = r.Mode
+	}
+	return held, g, err
+}
+
+// fenced is lock, with a token if one is wanted.
+func (s *session) fenced(r ports.LockRequest) (ports.Grant, error) {
+	g, err := s.lock(r)
+	if g.Granted && r.Fencing {
+		s.server.mu.Lock()
+		s.server.lastToken++
+		g.Token = s.server.lastToken
+		s.server.mu.Unlock()
 	}
 	return g, err
 }
@@ -654,18 +681,23 @@ func (s *Server) unlock(b *backend, id int64, mode ports.Mode) (held bool) {
 // Unlock implements ports.Session.
 func (s *session) Unlock(_ context.Context, id int64, mode ports.Mode) (held bool, err error) {
 	err = s.command("unlock", id, func() error {
-		s.server.mu.Lock()
-		defer s.server.mu.Unlock()
-		if err := s.end(); err != nil {
-			return err
-		}
-		held = s.server.unlock(s.b, id, mode)
-		return nil
+		held, err = s.unlock(id, mode)
+		return err
 	})
 	if err == nil {
 		delete(s.locks, id)
 	}
 	return held, err
+}
+
+// unlock gives a lock back at the server.
+func (s *session) unlock(id int64, mode ports.Mode) (held bool, err error) {
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	if err := s.end(); err != nil {
+		return false, err
+	}
+	return s.server.unlock(s.b, id, mode), nil
 }
 
 // Check implements ports.Session.

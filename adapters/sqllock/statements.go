@@ -80,6 +80,9 @@ func lockStatement(r ports.LockRequest, t tenancy) string {
 	if r.Wait > 0 {
 		lock = exclusiveOr(r.Mode, waitExclusive, waitShared)
 	}
+	if !r.Fencing && (t == passing || t == settled) {
+		return `SELECT pg_backend_pid(), ` + lock // the plain case has to be short
+	}
 	lock += ` AS granted`
 	token := ""
 	if r.Fencing {
@@ -101,13 +104,7 @@ func lockStatement(r ports.LockRequest, t tenancy) string {
 	if t == renewing {
 		q = `SELECT ` + renewName + ` AS name, pg_backend_pid() AS pid, `
 	}
-	switch {
-	case r.Fencing:
-		return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
-	case t == renewing:
-		return `SELECT pid, granted FROM (` + q + lock + within
-	}
-	return q + lock
+	return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
 }
 
 // A statement for a batch is built in the same way. In $1 it has the IDs, in $2
@@ -204,6 +201,17 @@ func codeOf(mode ports.Mode, exclusive, shared byte) byte {
 		return shared
 	}
 	return exclusive
+}
+
+// exchangeStatement gives the lock $1 back and tries $2. It answers with whether
+// the first was held, and then as lockStatement does without fencing.
+func exchangeStatement(mode ports.Mode, next ports.LockRequest, t tenancy) string {
+	try := strings.ReplaceAll(exclusiveOr(next.Mode, tryExclusive, tryShared), `$1`, `$2`)
+	statement := exclusiveOr(mode, unlockExclusive, unlockShared) + `, pg_backend_pid(), ` + try
+	if t == renewing {
+		statement += `, ` + renewName
+	}
+	return statement
 }
 
 const (

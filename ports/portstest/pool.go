@@ -306,6 +306,48 @@ var poolLaws = []law[Pool]{
 			s.Recycle(bg)
 		}
 	}},
+	{"an exchange is a release and a try", "An Exchanger gives one lock back and tries another, whose modes may differ, and tells the truth of both.", func(t *testing.T, p Pool) {
+		s, rival := p.open(t), p.open(t)
+		ex, ok := s.(ports.Exchanger)
+		if !ok {
+			t.Skip("the sessions of this pool do not exchange locks")
+		}
+		const liveness = 15 * time.Second
+		for _, from := range []ports.Mode{ports.Exclusive, ports.Shared} {
+			for _, to := range []ports.Mode{ports.Exclusive, ports.Shared} {
+				g, err := s.Lock(bg, ports.LockRequest{ID: testID, Mode: from, HolderID: "laws", Liveness: liveness})
+				if err != nil || !g.Granted {
+					t.Fatal(g, err)
+				}
+				next := ports.LockRequest{ID: math.MinInt64, Mode: to, HolderID: "laws", Liveness: liveness}
+				for range 2 { // there, and back
+					held, got, err := ex.Exchange(bg, testID, from, next)
+					if err != nil || !held || !got.Granted || got.PID != g.PID {
+						t.Fatal(held, got, err)
+					}
+					p.heldBy(t, testID, from)
+					p.heldBy(t, next.ID, to, g.PID)
+					held, got, err = ex.Exchange(bg, next.ID, to, ports.LockRequest{ID: testID, Mode: from, HolderID: "laws", Liveness: liveness})
+					if err != nil || !held || !got.Granted {
+						t.Fatal(held, got, err)
+					}
+				}
+				// The other lock is taken: then nothing is held.
+				p.lock(t, rival, next.ID, ports.Exclusive, 0)
+				if held, got, err := ex.Exchange(bg, testID, from, next); err != nil || !held || got.Granted {
+					t.Fatal(held, got, err)
+				}
+				p.heldBy(t, testID, from)
+				p.unlock(t, rival, next.ID, ports.Exclusive)
+				if _, err := s.Check(bg, true); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if !s.Recycle(bg) || !rival.Recycle(bg) {
+			t.Error("a session that holds nothing was destroyed")
+		}
+	}},
 	{"a batch is answered one by one", "A Batcher gives back and tries many locks in one go, and answers each in its place.", func(t *testing.T, p Pool) {
 		s, rival := p.open(t), p.open(t)
 		if _, ok := s.(ports.Batcher); !ok {
