@@ -22,19 +22,26 @@ func TestSessionPoolsKeepTheLaws(t *testing.T) {
 }
 
 func TestManagersKeepTheLaws(t *testing.T) {
-	each(t, setups, func(t *testing.T, w world) {
-		portstest.TestManager(t, nil, func(t *testing.T) portstest.Manager {
-			return portstest.Manager{
-				New: func() ports.LockManager {
-					m := w.manager(t, w.db(t, 16), pglock.WithLivenessWindow(pglock.MinLivenessWindow))
-					if err := m.Verify(bg); err != nil { // so that no law's time is spent on it
-						t.Fatal(err)
-					}
-					return m
-				},
-				Holders: func(key string, mode ports.Mode) int { return len(w.holders(t, pglock.SHA256Key(key), mode)) },
-				Lose:    func(lock ports.Lock) { kill(t, lock.Info().PID) },
-			}
-		})
+	each(t, setups, func(t *testing.T, w world) { keepsTheLaws(t, w, false) })
+}
+
+func TestManagersWithSharedSessionsKeepTheLaws(t *testing.T) {
+	each(t, setups, func(t *testing.T, w world) { keepsTheLaws(t, w, true, pglock.WithSharedSessions(2)) })
+}
+
+func keepsTheLaws(t *testing.T, w world, shared bool, opts ...pglock.Option) {
+	portstest.TestManager(t, nil, func(t *testing.T) portstest.Manager {
+		return portstest.Manager{
+			Merged: shared,
+			New: func() ports.LockManager {
+				m := w.manager(t, w.db(t, 16), append(opts, pglock.WithLivenessWindow(pglock.MinLivenessWindow))...)
+				if err := m.Verify(bg); err != nil { // so that no law's time is spent on it
+					t.Fatal(err)
+				}
+				return m
+			},
+			Holders: func(key string, mode ports.Mode) int { return len(w.holders(t, pglock.SHA256Key(key), mode)) },
+			Lose:    func(lock ports.Lock) { kill(t, lock.Info().PID) },
+		}
 	})
 }

@@ -302,14 +302,10 @@ func (s *ShardedSet) add(ctx context.Context, shard Shard, keys []string, start 
 	return nil
 }
 
-// end ends the set, if nothing has yet.
-func (s *ShardedSet) end() {
+// end ends the set because of why, if nothing has yet.
+func (s *ShardedSet) end(why error) {
 	s.once.Do(func() {
-		for _, part := range s.parts {
-			if s.err = part.Err(); s.err != nil {
-				break
-			}
-		}
+		s.err = why
 		close(s.done)
 	})
 }

@@ -30,6 +30,8 @@
 //   - Locks exclude within one cluster, and within one namespace if the client has
 //     one (client/v3/namespace). LockInfo.Database is the ID of the cluster, in
 //     hexadecimal digits, and LockInfo.PID the ID of the lease.
+//   - Each hold has a lease of its own. With pglock.WithSharedSessions, Acquire and
+//     TryAcquire return ports.ErrUnsupported.
 //   - Manager.Inspect sees holders, and no waiters. Manager.Verify need not be
 //     called: etcd excludes by one transaction, which nothing between client and
 //     server can divide.

@@ -52,10 +52,11 @@ func newManager(t testing.TB, client *clientv3.Client, opts ...pglock.Option) *p
 
 func TestSessionPoolsKeepTheLaws(t *testing.T) {
 	portstest.TestSessionPool(t, nil, func(t *testing.T) portstest.Pool {
+		client, watched := newWatchedClient(t)
 		return portstest.Pool{
-			Pool:    etcdlock.NewPool(newClient(t)),
+			Pool:    etcdlock.NewPool(client),
 			Holders: func(id int64, mode ports.Mode) []int { return holders(t, id, mode) },
-			Waiters: func(int64) int { return watches(t) },
+			Waiters: watched.of,
 			Kill:    func(pid int) { kill(t, pid) },
 		}
 	})

@@ -66,7 +66,8 @@ func TestALossIsToldAtOnce(t *testing.T) {
 }
 
 func TestALossAfterACompactionIsToldAtOnce(t *testing.T) {
-	s, err := etcdlock.NewPool(newClient(t)).Open(bg)
+	client, watched := newWatchedClient(t)
+	s, err := etcdlock.NewPool(client).Open(bg)
 	must(t, err)
 	t.Cleanup(s.Destroy)
 	g, err := s.Lock(bg, ports.LockRequest{ID: 1})
@@ -80,7 +81,7 @@ func TestALossAfterACompactionIsToldAtOnce(t *testing.T) {
 	must(t, err)
 	over := make(chan error, 1)
 	go func() { over <- s.(ports.Watcher).Watch(bg) }()
-	eventually(t, "the server has the watch", func() bool { return watches(t) == 1 })
+	eventually(t, "the lock is watched", func() bool { return watched.of(1) == 1 })
 	kill(t, g.PID)
 	if err := receive(t, "the end of the watch", over); !errors.Is(err, ports.ErrSessionEnded) {
 		t.Error(err)
@@ -106,7 +107,8 @@ func TestAWaitWritesNothing(t *testing.T) {
 
 func TestAReleaseWakesAWaitHoweverLong(t *testing.T) {
 	for _, mode := range []ports.Mode{ports.Exclusive, ports.Shared} {
-		pool := etcdlock.NewPool(newClient(t))
+		client, watched := newWatchedClient(t)
+		pool := etcdlock.NewPool(client)
 		holder, err := pool.Open(bg)
 		must(t, err)
 		t.Cleanup(holder.Destroy)
@@ -123,7 +125,7 @@ func TestAReleaseWakesAWaitHoweverLong(t *testing.T) {
 			}
 			granted <- err
 		}()
-		eventually(t, "the server has the watch", func() bool { return watches(t) == 1 })
+		eventually(t, "the lock is watched", func() bool { return watched.of(1) == 1 })
 		held, err := holder.Unlock(bg, 1, ports.Exclusive)
 		must(t, err)
 		if !held {
@@ -210,6 +212,11 @@ func TestWhatBuildsOnLocksWorks(t *testing.T) {
 	}
 	if n, err := m.ReleaseAll(bg); n != 2 || err != nil {
 		t.Error(n, err)
+	}
+
+	shared := newManager(t, newClient(t), pglock.WithSharedSessions(1))
+	if _, err := shared.Acquire(bg, "k"); !errors.Is(err, ports.ErrUnsupported) {
+		t.Errorf("shared sessions: %v", err)
 	}
 
 	err = pglock.Do(bg, m, "k", func(ctx context.Context) error {

@@ -8,10 +8,10 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
@@ -147,22 +147,45 @@ func receive[T any](t testing.TB, what string, c <-chan T) (v T) {
 	return v
 }
 
-// watches is how many watches the server serves, by its own count. It takes the
-// server a moment to notice that one was given up.
-func watches(t testing.TB) (n int) {
-	t.Helper()
-	for range 50 {
-		families, err := prometheus.DefaultGatherer.Gather()
-		must(t, err)
-		for _, f := range families {
-			if f.GetName() == "etcd_debugging_mvcc_watcher_total" {
-				n = int(f.GetMetric()[0].GetGauge().GetValue())
-			}
+// watched counts the watches that go through it to a client, and have not been given
+// up.
+type watched struct {
+	clientv3.Watcher
+	mu      sync.Mutex
+	watches []watch
+}
+
+// watch is one of them.
+type watch struct {
+	ctx context.Context
+	key string
+}
+
+// Watch notes the watch, and passes it on.
+func (w *watched) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	w.mu.Lock()
+	w.watches = append(w.watches, watch{ctx, key})
+	w.mu.Unlock()
+	return w.Watcher.Watch(ctx, key, opts...)
+}
+
+// of is how many watch a lock.
+func (w *watched) of(id int64) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, watch := range w.watches {
+		if watch.ctx.Err() == nil && strings.HasPrefix(watch.key, fmt.Sprintf("holdfast/%d/", id)) {
+			n++
 		}
-		if n == 0 {
-			return 0
-		}
-		time.Sleep(2 * time.Millisecond)
 	}
 	return n
+}
+
+// newWatchedClient makes a client whose watches are counted.
+func newWatchedClient(t testing.TB) (*clientv3.Client, *watched) {
+	t.Helper()
+	c := newClient(t)
+	w := &watched{Watcher: c.Watcher}
+	c.Watcher = w
+	return c, w
 }
