@@ -272,10 +272,9 @@ func (s *ShardedManager) AcquireAll(ctx context.Context, keys []string, opts ...
 	return set, nil
 }
 
-// ShardedSet is one hold of several keys on several shards, with one session a
-// shard. It ends when the hold on any shard does: then what the other shards hold
-// is kept until Release, so that the work has time to stop. Release it also after
-// a loss.
+// ShardedSet is one hold of several keys on several shards: a LockSet on each. It
+// ends when any of those does: then what the other shards hold is kept until
+// Release, so that the work has time to stop. Release it also after a loss.
 type ShardedSet struct {
 	parts []*LockSet
 	done  chan struct{}
