@@ -38,7 +38,7 @@ func TestAnImporterOfOneAdapterGetsOneDriver(t *testing.T) {
 		if want.driver != "" && !strings.Contains(string(mod), want.driver+" v") {
 			t.Errorf("%s: no %s in go.mod:\n%s", adapter, want.driver, mod)
 		}
-		for _, not := range append(strings.Fields(want.not), "dockertest", "embedded-postgres", "go.opentelemetry.io", "go-sqlmock", "goleak") {
+		for _, not := range append(strings.Fields(want.not), "dockertest", "embedded-postgres", "go.opentelemetry.io", "go-sqlmock", "goleak", "go.etcd.io") {
 			if strings.Contains(string(mod), not) {
 				t.Errorf("%s: %s is in go.mod:\n%s", adapter, not, mod)
 			}

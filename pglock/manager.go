@@ -245,10 +245,15 @@ func (m *Manager) Held() []ports.LockInfo {
 	for _, h := range holds {
 		infos = append(infos, h.infos()...)
 	}
+	oldestFirst(infos)
+	return infos
+}
+
+// oldestFirst puts infos into the order of Held.
+func oldestFirst(infos []ports.LockInfo) {
 	slices.SortStableFunc(infos, func(a, b ports.LockInfo) int {
 		return cmp.Or(a.AcquiredAt.Compare(b.AcquiredAt), cmp.Compare(a.Key, b.Key))
 	})
-	return infos
 }
 
 // HeldCount implements ports.LockRegistry.
