@@ -33,6 +33,7 @@ var arrows = []arrow{
 	{pkg: "ports", never: []string{"database/sql", "database/sql/*"}},
 	{pkg: "ports/portstest", own: []string{"ports"}},
 	{pkg: "pglock", own: []string{"ports"}, never: []string{"database/sql", "database/sql/*"}},
+	{pkg: "pglock/keys"},
 	{pkg: "adapters/memlock", own: []string{"pglock", "ports"}},
 	{pkg: "adapters/sqllock", own: []string{"pglock", "ports"}},
 	{pkg: "adapters/pqlock", own: []string{"adapters/sqllock", "pglock", "ports"}, other: []string{"github.com/lib/pq"}},
