@@ -15,10 +15,11 @@
 // as a pooler in transaction mode, is refused.
 //
 // The lock is on a session of the manager's, not on the connection that goose
-// migrates on. When it is lost (or the manager is closed), goose's connection is taken away as soon as the
-// statement or transaction on it has ended, so that no further migration begins,
-// and the error of the migration tells of the loss. A migration that is under way
-// at that moment is not stopped. A pool needs room for both connections.
+// migrates on. When it is lost (or the manager is closed), goose's connection is
+// taken away as soon as database/sql lets go of it between two statements, or at
+// the end of a transaction; then no further migration begins, and the error of
+// the migration tells of the loss. What is under way at that moment is not stopped.
+// A pool needs room for both connections.
 package gooselock
 
 import (
