@@ -11,6 +11,10 @@ PGX_NEWEST = v5.13.0
 # The race detector needs a C compiler on most systems.
 RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
+# The modules that need no server, and integration, which does.
+MODULES = . $(patsubst %/go.mod,%,$(wildcard adapters/*/go.mod))
+in_each = for module in $(1); do (cd $$module && $(2)) || exit 1; done
+
 GOTESTFLAGS =
 GOTEST = go test -count=1 -timeout 10m $(RACE) $(GOTESTFLAGS)
 SERVERTEST = cd integration && $(GOTEST) -parallel 8
@@ -22,14 +26,13 @@ help: ## list the targets (the default)
 
 lint: ## check formatting; vet and staticcheck every module
 	@files=$$(gofmt -l .) && if [ -n "$$files" ]; then echo "gofmt would change:" $$files; exit 1; fi
-	go vet ./... && go run $(STATICCHECK) ./...
-	cd integration && go vet ./... && go run $(STATICCHECK) ./...
+	$(call in_each,$(MODULES) integration,go vet ./... && go run $(STATICCHECK) ./...)
 
 test: unit ## run every test
 	$(SERVERTEST) -p 1 ./...
 
 unit: ## run the tests that need no server
-	$(GOTEST) ./...
+	$(call in_each,$(MODULES),$(GOTEST) ./...)
 
 demo: ## watch workers hand one lock over, on a server that the demo starts
 	cd integration && go run ./demo

@@ -42,6 +42,10 @@ var arrows = []arrow{
 	{pkg: "adapters/otellock", own: []string{"pglock", "ports"},
 		other: []string{"go.opentelemetry.io/otel", "go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel/trace"},
 		never: []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/sdk/*", "database/sql"}},
+	// Modules of their own.
+	{pkg: "adapters/gocronlock", own: []string{"pglock", "ports"}, other: []string{"github.com/go-co-op/gocron/v2"}, never: []string{"database/sql"}},
+	{pkg: "adapters/gooselock", own: []string{"ports"}, other: []string{"github.com/pressly/goose/v3"}},
+	{pkg: "adapters/migratelock", own: []string{"ports"}, other: []string{"github.com/golang-migrate/migrate/v4"}},
 	{pkg: "examples/*", own: []string{"adapters/*", "pglock", "ports"}, other: []string{"github.com/lib/pq", "github.com/jackc/pgx/v5"}},
 }
 
@@ -68,8 +72,30 @@ type listed struct {
 
 func TestArrows(t *testing.T) {
 	lookAtSources(t)
+	for _, dir := range modules(t) {
+		t.Run(filepath.ToSlash(dir), func(t *testing.T) { checkArrows(t, dir) })
+	}
+}
+
+// modules are the directories of the root module, and of the adapters that are
+// modules of their own.
+func modules(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root, "adapters", "*", "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dirs := []string{root}
+	for _, file := range files {
+		dirs = append(dirs, filepath.Dir(file))
+	}
+	return dirs
+}
+
+// checkArrows looks at the packages of the module in dir.
+func checkArrows(t *testing.T, dir string) {
 	packages := make(map[string]listed)
-	for dec := json.NewDecoder(strings.NewReader(goCommand(t, "list", "-deps", "-json=ImportPath,Standard,DepOnly,Module,Imports,Deps", "./..."))); ; {
+	for dec := json.NewDecoder(strings.NewReader(goCommand(t, dir, "list", "-deps", "-json=ImportPath,Standard,DepOnly,Module,Imports,Deps", "./..."))); ; {
 		var p listed
 		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
 			break
@@ -101,7 +127,7 @@ func TestRequirementsAreFew(t *testing.T) {
 			Indirect bool
 		}
 	}
-	if err := json.Unmarshal([]byte(goCommand(t, "mod", "edit", "-json")), &mod); err != nil {
+	if err := json.Unmarshal([]byte(goCommand(t, root, "mod", "edit", "-json")), &mod); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range mod.Require {
@@ -160,11 +186,11 @@ func orNothing(names []string) string {
 	return "only " + strings.Join(names, ", ")
 }
 
-// goCommand runs the go command at the root of the module.
-func goCommand(t *testing.T, args ...string) string {
+// goCommand runs the go command in a directory.
+func goCommand(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", args...)
-	cmd.Dir = root
+	cmd.Dir = dir
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -174,11 +200,12 @@ func goCommand(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// lookAtSources reads the directories of the module, for go test's cache: it
+// lookAtSources reads the directories of the modules, for go test's cache: it
 // repeats an old pass if what the test itself has looked at is unchanged, and
 // does not see what the go command looks at.
 func lookAtSources(t *testing.T) {
 	t.Helper()
+	own := modules(t)
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -188,8 +215,8 @@ func lookAtSources(t *testing.T) {
 		case strings.HasPrefix(d.Name(), "."):
 			return fs.SkipDir
 		}
-		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
-			return fs.SkipDir // another module
+		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil && !slices.Contains(own, path) {
+			return fs.SkipDir // a module without arrows
 		}
 		return nil
 	})
