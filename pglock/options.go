@@ -42,8 +42,8 @@ func WithHolderID(id string) Option {
 
 // WithKeyFunc replaces SHA256Key as the derivation of lock IDs. All processes
 // that are to exclude each other must use one function: it must depend on the
-// key alone and must never change. Any int64 is a valid ID. It panics if f is
-// nil.
+// key alone and must never change. Any int64 is a valid ID. Package keys has the
+// functions of other software. It panics if f is nil.
 func WithKeyFunc(f func(key string) int64) Option {
 	if f == nil {
 		panic("pglock.WithKeyFunc: nil function; leave the option out to use SHA256Key")

@@ -3,6 +3,7 @@ package sqllock
 import (
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ports"
@@ -204,10 +205,10 @@ const (
 	ofPairs form = 2
 )
 
-// inPairs turns a statement about locks of one bigint into one about those of two
+// toPairs turns a statement about locks of one bigint into one about those of two
 // integers. The ID stays one number, which the statement splits as
 // ports.IDPair does; pg_locks shows both kinds alike but for objsubid.
-var inPairs = strings.NewReplacer(
+var toPairs = strings.NewReplacer(
 	`lock($1::bigint)`, `lock(($1::bigint >> 32)::int, ($1::bigint << 32 >> 32)::int)`,
 	`shared($1::bigint)`, `shared(($1::bigint >> 32)::int, ($1::bigint << 32 >> 32)::int)`,
 	`lock(id)`, `lock((id >> 32)::int, (id << 32 >> 32)::int)`,
@@ -215,11 +216,25 @@ var inPairs = strings.NewReplacer(
 	`objsubid = 1`, `objsubid = 2`,
 )
 
+// pairForms keeps what toPairs has made of each statement. There are few: each has
+// its arguments beside it, and only the liveness window in its text.
+var pairForms sync.Map
+
+// inPairs is the form of a statement about pairs.
+func inPairs(statement string) string {
+	if made, ok := pairForms.Load(statement); ok {
+		return made.(string)
+	}
+	made := toPairs.Replace(statement)
+	pairForms.Store(statement, made)
+	return made
+}
+
 // bind gives statement its arguments: $1, $2, in order. Only the last one may be
 // a string with a dollar sign in it.
 func (f form) bind(statement string, args ...any) (string, []any) {
 	if f&ofPairs != 0 {
-		statement = inPairs.Replace(statement)
+		statement = inPairs(statement)
 	}
 	if f&asArguments != 0 {
 		return statement, args
