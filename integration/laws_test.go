@@ -9,21 +9,27 @@ import (
 )
 
 func TestSessionPoolsKeepTheLaws(t *testing.T) {
-	each(t, setups, provePool)
+	each(t, setups, poolKeepsTheLaws)
 }
 
 func TestManagersKeepTheLaws(t *testing.T) {
-	each(t, setups, proveManager)
+	each(t, setups, func(t *testing.T, w world) { keepsTheLaws(t, w, false) })
 }
 
-func TestTheLawsHoldForPairs(t *testing.T) {
+func TestManagersWithSharedSessionsKeepTheLaws(t *testing.T) {
+	each(t, setups, func(t *testing.T, w world) { keepsTheLaws(t, w, true, pglock.WithSharedSessions(2)) })
+}
+
+func TestPairsKeepTheLaws(t *testing.T) {
 	each(t, setups[:len(drivers)+2], func(t *testing.T, w world) {
-		t.Run("pool", func(t *testing.T) { provePool(t, w.inPairs()) })
-		t.Run("manager", func(t *testing.T) { proveManager(t, w.inPairs()) })
+		w = w.inPairs()
+		t.Run("pool", func(t *testing.T) { poolKeepsTheLaws(t, w) })
+		t.Run("manager", func(t *testing.T) { keepsTheLaws(t, w, false) })
+		t.Run("shared", func(t *testing.T) { keepsTheLaws(t, w, true, pglock.WithSharedSessions(2)) })
 	})
 }
 
-func provePool(t *testing.T, w world) {
+func poolKeepsTheLaws(t *testing.T, w world) {
 	portstest.TestSessionPool(t, nil, func(t *testing.T) portstest.Pool {
 		return portstest.Pool{
 			Pool:    w.pool(w.db(t, 8)),
@@ -34,11 +40,12 @@ func provePool(t *testing.T, w world) {
 	})
 }
 
-func proveManager(t *testing.T, w world) {
+func keepsTheLaws(t *testing.T, w world, shared bool, opts ...pglock.Option) {
 	portstest.TestManager(t, nil, func(t *testing.T) portstest.Manager {
 		return portstest.Manager{
+			Merged: shared,
 			New: func() ports.LockManager {
-				m := w.manager(t, w.db(t, 16), pglock.WithLivenessWindow(pglock.MinLivenessWindow))
+				m := w.manager(t, w.db(t, 16), append(opts, pglock.WithLivenessWindow(pglock.MinLivenessWindow))...)
 				if err := m.Verify(bg); err != nil { // so that no law's time is spent on it
 					t.Fatal(err)
 				}

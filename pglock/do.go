@@ -60,8 +60,10 @@ func Context(parent context.Context, lock ports.Lock) (context.Context, context.
 		cancel(err)
 		return ctx, func() {}
 	}
-	if h, ok := lock.(interface{ whenEnded(func()) (never func()) }); ok {
-		never := h.whenEnded(func() { cancel(lock.Err()) })
+	if h, ok := lock.(interface {
+		whenEnded(func(error)) (never func())
+	}); ok {
+		never := h.whenEnded(cancel)
 		return ctx, func() { never(); cancel(context.Canceled) }
 	}
 	go func() {

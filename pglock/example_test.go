@@ -424,6 +424,23 @@ func ExampleWithMaxSessions() {
 	// 1 of 1
 }
 
+func ExampleWithSharedSessions() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer(), pglock.WithSharedSessions(1))
+	defer locks.Close(ctx)
+
+	for partition := range 1000 {
+		if _, err := locks.Acquire(ctx, fmt.Sprint("partition ", partition)); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	stats := locks.Stats()
+	fmt.Println(stats.Held, "locks on", stats.Sessions, "session")
+	// Output:
+	// 1000 locks on 1 session
+}
+
 func ExampleWithLogger() {
 	// Time and error are left out so that the output is always the same.
 	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{

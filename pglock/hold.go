@@ -33,10 +33,17 @@ var (
 )
 
 // hold is one granted lock. Its session belongs to one goroutine, the keeper,
-// which watches it, lends it, and settles it at the end.
+// which watches it, lends it, and settles it at the end. One on a warm session
+// gets its keeper when it has lasted for a moment, or is settled without one.
+//
+// With shared sessions, the keeper belongs to a hold without a lock, one for
+// each session; the holds of callers have no session, and a carrier settles
+// them.
 type hold struct {
 	m *Manager
-	s ports.Session
+	s ports.Session // nil for a hold on shared sessions
+	// carrier is set if others' locks are on the session of this hold.
+	carrier *carrier
 	// info is the first of the hold's locks.
 	info ports.LockInfo
 	// atLeast is how long the hold lasts, however soon it is released.
@@ -56,22 +63,28 @@ type hold struct {
 	// over is why the session is, if a check has found that. Only the keeper uses
 	// it.
 	over error
-	// spare is what became of the session, if it is kept. Only the keeper uses it.
-	spare *spare
 	// settled is what a release found; it is set before finished is closed.
 	settled error
 
 	// guarded by Manager.mu:
-	parts     []part      // its locks: one, or those of a LockSet
-	contended bool        // someone else was in the way of the newest of them
-	err       error       // why the hold ended; nil while it is held
-	ended     time.Time   // when it did
-	told      []*func()   // what has asked to be told
-	lent      bool        // somebody else has used its session, or does so
-	next      *hold       // has got its lock and its session
-	last      bool        // the keeper is settling it, so nobody gets them any more
-	later     *time.Timer // ends a hold that was released before its time
-	bound     *time.Timer // ends the session if a release takes too long
+	parts     []part         // its locks: one, or those of a LockSet
+	contended bool           // someone else was in the way of the newest of them
+	err       error          // why the hold ended; nil while it is held
+	ended     time.Time      // when it did
+	told      []*func(error) // what has asked to be told
+	lent      bool           // somebody else has used its session, or does so
+	kept      bool           // has its keeper, or is settled without one
+	heir      *hold          // has got its lock and its session
+	last      bool           // the keeper is settling it, so nobody gets them any more
+	later     *time.Timer    // ends a hold that was released before its time
+	bound     *time.Timer    // ends the session if a release takes too long
+	// of a hold on shared sessions: how many of its locks are not settled yet
+	// after its end, and who waits for its next lock, in which queue.
+	unsettled int
+	next      struct {
+		q *queue
+		w *waiter
+	}
 }
 
 var _ interface {
@@ -188,9 +201,13 @@ func (h *hold) release(ctx context.Context) error {
 	if !first && !errors.Is(h.Err(), ports.ErrLost) {
 		return h.confirm(ctx) // of an earlier release, which was told
 	}
+	if h.carrier != nil {
+		return h.confirm(ctx) // no lock of anybody
+	}
 	told := h.m.observers.release(ctx, h)
 	if first {
 		h.pass()
+		h.settleHere(ctx)
 	}
 	err := h.confirm(ctx)
 	told(err)
@@ -202,7 +219,7 @@ func (h *hold) confirm(ctx context.Context) error {
 	h.forget()
 	var err error
 	switch {
-	case h.m.within(ctx, h.finished):
+	case within(ctx, h.finished, time.Now().Add(h.m.releaseBound())):
 		err = h.settled
 	case ctx.Err() != nil:
 		err = fmt.Errorf("the server has not confirmed the unlock yet: %w", ended(ctx))
@@ -219,60 +236,69 @@ func (h *hold) confirm(ctx context.Context) error {
 // did. What remains to be done at the server is the keeper's.
 func (h *hold) end(why error) bool {
 	h.m.mu.Lock()
-	told, first := h.conclude(why)
+	first := h.endNow(why)
 	h.m.mu.Unlock()
-	if !first {
-		return false
+	if first {
+		h.m.observers.ended(h, why)
 	}
-	for _, tell := range told {
-		(*tell)()
-	}
-	h.m.observers.ended(h, why)
-	return true
+	return first
 }
 
-// conclude is end without the telling. The caller holds Manager.mu.
-func (h *hold) conclude(why error) (told []*func(), first bool) {
+// endNow is end for a caller who holds Manager.mu. It tells no observers.
+func (h *hold) endNow(why error) bool {
 	if h.err != nil {
-		return nil, false
+		return false
 	}
 	h.err, h.ended = why, time.Now()
 	if h.later != nil {
 		h.later.Stop()
 	}
 	h.m.stats.Held -= len(h.parts)
-	if errors.Is(why, ports.ErrReleased) {
+	switch released := errors.Is(why, ports.ErrReleased); {
+	case released && h.s != nil:
 		h.bound = time.AfterFunc(h.m.releaseBound(), h.s.Destroy)
-	} else {
+	case !released && h.carrier == nil:
 		h.m.stats.Lost++
 	}
 	close(h.done)
-	return h.told, true
+	for _, tell := range h.told {
+		(*tell)(why)
+	}
+	switch {
+	case h.carrier != nil:
+		h.carrier.ended(h)
+	case h.s == nil:
+		h.m.giveUp(h)
+	}
+	return true
 }
 
-// whenEnded has f called when the hold has ended, before anybody else can get
-// the lock from this manager; at once, if it has. What it returns takes that
-// back.
-func (h *hold) whenEnded(f func()) (never func()) {
+// whenEnded has f called with the cause when the hold has ended, before anybody
+// else can get the lock from this manager; at once, if it has. It is called under
+// Manager.mu, or from here. What it returns takes that back.
+func (h *hold) whenEnded(f func(why error)) (never func()) {
 	h.m.mu.Lock()
-	over := h.err != nil
-	if !over {
+	why := h.err
+	if why == nil {
 		h.told = append(h.told, &f)
 	}
 	h.m.mu.Unlock()
-	if over {
-		f()
+	if why != nil {
+		f(why)
 	}
 	return func() {
 		h.m.mu.Lock()
 		defer h.m.mu.Unlock()
-		h.told = slices.DeleteFunc(h.told, func(other *func()) bool { return other == &f })
+		h.told = slices.DeleteFunc(h.told, func(other *func(error)) bool { return other == &f })
 	}
 }
 
 // lose ends the hold because of cause, unless it has ended already.
 func (h *hold) lose(cause error) {
-	if h.end(fmt.Errorf("%w: %w", ports.ErrLost, cause)) {
+	switch ended := h.end(fmt.Errorf("%w: %w", ports.ErrLost, cause)); {
+	case ended && h.carrier != nil:
+		h.carrier.report()
+	case ended:
 		h.log(slog.LevelError, "lock lost", cause)
 	}
 }
@@ -298,14 +324,9 @@ func (h *hold) log(level slog.Level, msg string, err error) {
 }
 
 // keep is the life of the keeper, from the grant to the end of the session.
-// It returns the session's spare, if it has become one.
-func (h *hold) keep() *spare {
-	for {
-		next := h.attend()
-		if next == nil {
-			return h.spare
-		}
-		h = next
+func (h *hold) keep() {
+	for h != nil {
+		h = h.attend()
 	}
 }
 
@@ -330,7 +351,7 @@ func (h *hold) attend() (next *hold) {
 		select {
 		case <-h.done:
 			watchdog.Stop()
-			return h.settle(stop())
+			return h.settle(stop(), false)
 		case <-over:
 			h.lose(stop())
 		case l := <-h.loans:
@@ -416,6 +437,12 @@ func (h *hold) check(full bool) (confirmed bool) {
 
 // LendSession implements ports.SessionLender.
 func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) error {
+	if h.s == nil {
+		return &ports.LockError{Op: "run", Key: h.info.Key, Err: fmt.Errorf("%w: this lock has no session of its own; leave out WithSharedSessions to give it one", ports.ErrUnsupported)}
+	}
+	h.m.mu.Lock()
+	h.startKeeper()
+	h.m.mu.Unlock()
 	l := loan{granted: make(chan bool, 1), back: make(chan bool, 1), settled: make(chan struct{})}
 	var err error
 	select {
@@ -528,12 +555,14 @@ func (h *hold) ask(w ports.Witness, limit time.Duration) testimony {
 
 // settle ends the session of a hold that has ended for its owner, and starts
 // whoever waits for the key in this process; or it returns the hold that has got
-// its session already. watchErr is why the session is over, if it is.
-func (h *hold) settle(watchErr error) (next *hold) {
+// its session next. watchErr is why the session is over, if it is. The caller is
+// the keeper, or here is true, and the next one has none yet.
+func (h *hold) settle(watchErr error, here bool) (next *hold) {
 	m := h.m
 	m.mu.Lock()
-	next = h.next
+	next = h.heir
 	h.last = true
+	ex := h.exchange()
 	m.mu.Unlock()
 	if next != nil {
 		if over := cmp.Or(watchErr, h.over); over != nil {
@@ -543,7 +572,7 @@ func (h *hold) settle(watchErr error) (next *hold) {
 	}
 	why := h.Err()
 	if errors.Is(why, ports.ErrReleased) {
-		why = h.unlock(watchErr)
+		why = h.unlock(watchErr, ex)
 		if errors.Is(why, ports.ErrLost) {
 			m.mu.Lock()
 			m.stats.Lost++
@@ -554,9 +583,9 @@ func (h *hold) settle(watchErr error) (next *hold) {
 			h.log(slog.LevelError, "lock release failed", why)
 		}
 	}
-	warm := why == nil && m.staysWarm(h)
+	warm := why == nil && m.staysWarm(h) && ex == nil
 	switch {
-	case warm:
+	case warm, why == nil && ex != nil: // its next user will come, or is there
 	case why == nil:
 		m.recycle(h.s)
 	default:
@@ -565,32 +594,43 @@ func (h *hold) settle(watchErr error) (next *hold) {
 	}
 	h.settled = why
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	close(h.finished)
 	for _, p := range h.parts {
 		p.q.holds = slices.DeleteFunc(p.q.holds, func(other *hold) bool { return other == h })
 		m.advance(p.q)
 	}
 	if warm {
-		h.spare = m.park(h.s)
+		m.park(h.s)
 	}
-	m.freeSession()
-	if !warm {
-		m.exit()
+	if ex != nil && why != nil {
+		ex.comeBack()
+		ex = nil
+	}
+	if ex == nil {
+		m.freeSession()
+	}
+	m.exit()
+	m.mu.Unlock()
+	if ex != nil {
+		return ex.goOn(h.s, here)
 	}
 	return nil
 }
 
-// unlock gives the locks back at the server, the last one first, and returns
-// what a release has to say about it.
-func (h *hold) unlock(watchErr error) error {
+// unlock gives the locks back at the server, the last one first, or exchanges the
+// only one, and returns what a release has to say about it.
+func (h *hold) unlock(watchErr error, ex *exchange) error {
 	if watchErr != nil {
 		return fmt.Errorf("%w: %w", ports.ErrLost, watchErr)
 	}
 	held, err := true, error(nil)
 	for _, info := range slices.Backward(h.infos()) {
 		var had bool
-		had, err = h.s.Unlock(context.Background(), info.ID, info.Mode)
+		if ex != nil {
+			had, err = ex.ask(info)
+		} else {
+			had, err = h.s.Unlock(context.Background(), info.ID, info.Mode)
+		}
 		held = held && had
 		if err != nil {
 			break

@@ -52,17 +52,25 @@ type Manager struct {
 	// pinned has the sessions that are open, and whether they carry a hold or
 	// only wait for one.
 	pinned map[ports.Session]bool
-	// spares are sessions that are kept warm, the oldest first.
-	spares []*spare
+	// spares are sessions that are kept warm, the oldest first; cooling runs when
+	// there are any, and recycles them.
+	spares  []spare
+	cooling *time.Timer
+	// young are the holds that have no keeper yet; sweeping says that a timer runs
+	// that looks after them.
+	young    map[*hold]struct{}
+	sweeping bool
 	// lastRelease is when a session was last let go; inARow counts the locks that
 	// followed each other closely.
 	lastRelease time.Time
 	inARow      int
+	warmAfter   int
+	keepWarm    time.Duration
 	// pending has the *contenders that wait for a session, first come first
 	// served.
 	pending list.List
-	// running counts contenders and holds with a goroutine; idle is closed
-	// when the manager is closed and running is 0.
+	// running counts contenders, holds and other things that Close has to wait
+	// for; idle is closed when the manager is closed and running is 0.
 	running int
 	idle    chan struct{}
 	stats   Stats
@@ -70,6 +78,13 @@ type Manager struct {
 	// that is under way.
 	verified bool
 	proof    *proof
+	// carriers are the shared sessions, if holds are on those; held counts the
+	// locks that they have at the server, asking those that they are asking for,
+	// and mostHeld bounds both; 0 before the server has told what it has room
+	// for, and if it does not tell.
+	carriers               []*carrier
+	held, asking, mostHeld int
+	told                   bool
 	// cancelOpens ends the opening of sessions for proofs when the manager
 	// closes; it is the end of openCtx.
 	openCtx     context.Context
@@ -118,8 +133,10 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 			window:   DefaultLivenessWindow,
 			logKey:   func(key string) string { return key },
 		},
-		queues: make(map[int64]*queue),
+		queues:    make(map[int64]*queue),
+		warmAfter: warmAfter, keepWarm: keepWarm,
 		byKey:  make(map[string][]*hold),
+		young:  make(map[*hold]struct{}),
 		pinned: make(map[ports.Session]bool),
 		idle:   make(chan struct{}),
 	}
@@ -140,6 +157,9 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 		m.logger = slog.New(slog.DiscardHandler)
 	} else {
 		m.observers = append(m.observers, logObserver(m.logger, m.logKey))
+	}
+	for range m.shared {
+		m.carriers = append(m.carriers, newCarrier(m))
 	}
 	return m
 }
@@ -293,6 +313,9 @@ func (m *Manager) Stats() Stats {
 	s := m.stats
 	s.Sessions = m.sessions
 	s.MaxSessions = max(m.sessionLimit(), 0)
+	if n := len(m.carriers); n > 0 && (s.MaxSessions == 0 || n < s.MaxSessions) {
+		s.MaxSessions = n
+	}
 	for _, q := range m.queues {
 		s.Waiting += q.waiters.Len()
 	}
@@ -310,6 +333,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	again := m.closed
 	m.closed = true
+	bound := time.Now().Add(m.releaseBound())
 	m.cancelOpens()
 	for _, q := range m.queues {
 		q.answerAll(answer{err: ports.ErrClosed})
@@ -318,6 +342,10 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.coolDown()
 	if !again && m.running == 0 {
 		close(m.idle)
+	}
+	for _, c := range m.carriers {
+		c.hasten(m.releaseBound())
+		c.stir()
 	}
 	for s, held := range m.pinned {
 		if !held {
@@ -330,7 +358,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	}
 
 	_, err := releaseEach(ctx, m.liveHolds())
-	if !m.within(ctx, m.idle) {
+	if !within(ctx, m.idle, bound) {
 		m.mu.Lock()
 		stuck := len(m.pinned)
 		for s := range m.pinned {
@@ -342,10 +370,10 @@ func (m *Manager) Close(ctx context.Context) error {
 	return err
 }
 
-// within waits for done until the release bound has passed or ctx ends, and
-// reports whether done came. A ctx that is done at the call does not count.
-func (m *Manager) within(ctx context.Context, done <-chan struct{}) bool {
-	bound := time.NewTimer(m.releaseBound())
+// within waits for done until deadline or until ctx ends, and reports whether
+// done came. A ctx that is done at the call does not count.
+func within(ctx context.Context, done <-chan struct{}, deadline time.Time) bool {
+	bound := time.NewTimer(time.Until(deadline))
 	defer bound.Stop()
 	ended := ctx.Done()
 	if ctx.Err() != nil {

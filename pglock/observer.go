@@ -226,6 +226,14 @@ func (os observers) sessionClosed(e SessionEnd) {
 	}
 }
 
+// announce has the observers told of something that was found under mu, which
+// the caller holds.
+func (m *Manager) announce(tell func(observers)) {
+	if len(m.observers) > 0 {
+		m.start(func() { tell(m.observers) })
+	}
+}
+
 // open pins a session and tells of it.
 func (m *Manager) open(ctx context.Context) (ports.Session, error) {
 	s, err := m.pool.Open(ctx)

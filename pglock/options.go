@@ -28,6 +28,7 @@ type config struct {
 	namespace   string
 	window      time.Duration
 	maxSessions int // 0: derive from the pool
+	shared      int // sessions that carry all holds; 0: each hold has its own
 	logger      *slog.Logger
 	logKey      func(string) string
 	unverified  bool
@@ -98,6 +99,47 @@ func WithMaxSessions(n int) Option {
 		panic(fmt.Sprintf("pglock.WithMaxSessions: %d is not positive; leave the option out to derive the number from the pool", n))
 	}
 	return func(c *config) { c.maxSessions = n }
+}
+
+// WithSharedSessions puts all locks of the manager on n sessions, each a
+// connection of the pool, where by default each hold has its own. A key is
+// always on the same one of them; n = 1 is enough for most, and more share the
+// load and the risk. Choose it for many locks at a time, such as one per user,
+// document or partition, and leave it out for jobs and other rare operations.
+//
+// What many goroutines want at one time travels in one statement, and a lock
+// costs memory only: no connection, no goroutine, no timer. It costs this:
+//
+//   - Between processes, a lock that is taken is asked for again and again, after
+//     4 ms at first and every 256 ms on average in the end, instead of waiting
+//     in the server's queue. A release is noticed that much later by another
+//     process, and goroutines of this one may come first; they pass the lock on
+//     in memory for half a second at most before others have their turn. Inspect
+//     does not see who waits. A single goroutine that takes a lock again as soon as it has released it can
+//     keep other processes waiting for long.
+//   - All locks of a session are lost with it.
+//   - Shared holds of one key are one lock at the server, which is given back
+//     when the last of them ends; an exclusive request of another process waits
+//     for a moment without any.
+//   - A Release that passes the lock on in memory, or leaves it to another
+//     shared hold, does not ask the server: a loss that nobody has noticed yet
+//     is told to those who hold the lock then.
+//   - RunTx and RunConn say ports.ErrUnsupported.
+//   - Holds that were granted in one statement have one fencing token. They are
+//     of different keys.
+//
+// Locks live in a table of fixed size that all sessions of the server share. The
+// manager takes half of it at most; past that, Acquire and TryAcquire return an
+// error that wraps ports.ErrTooManyLocks. The server frees a session's locks one
+// by one when it ends.
+//
+// A pool that allows fewer sessions than n makes do with those. It panics if n
+// is not positive.
+func WithSharedSessions(n int) Option {
+	if n <= 0 {
+		panic(fmt.Sprintf("pglock.WithSharedSessions: %d is not positive; leave the option out to give each hold a session of its own", n))
+	}
+	return func(c *config) { c.shared = n }
 }
 
 // WithLogger has the manager log what an operator should know: lost holds,

@@ -25,10 +25,13 @@ func (h *hold) pass() {
 	m := h.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if h.s == nil || len(h.parts) != 1 {
+		return
+	}
 	q := h.parts[0].q
 	w := q.head()
 	switch {
-	case h.last || w == nil || w.onto != nil || m.closed || len(h.parts) > 1 || h.lent:
+	case h.last || w == nil || w.onto != nil || m.closed || h.lent:
 		return
 	case h.info.Mode != ports.Exclusive || w.opts.Mode != ports.Exclusive || w.opts.Fencing:
 		return // a token is the server's to give
@@ -39,8 +42,12 @@ func (h *hold) pass() {
 	}
 	next := newHold(m, h.s, w.opts.HoldAtLeast, h.granted)
 	next.passes = h.passes + 1
-	h.next = next
+	if h.claim() {
+		next.keepSoon()
+	} else {
+		next.kept, h.heir = true, next // the keeper's, too
+	}
 	q.holds = slices.DeleteFunc(q.holds, func(other *hold) bool { return other == h })
-	m.grant(q, w, next, ports.Grant{PID: h.info.PID, Database: h.info.Database})
+	m.confer(q, w, next, ports.Grant{PID: h.info.PID, Database: h.info.Database})
 	close(h.finished)
 }

@@ -55,6 +55,7 @@ type queue struct {
 	// too.
 	holds     []*hold
 	contender *contender
+	tenure    tenure // of shared sessions
 }
 
 // waiter is one call of Acquire or TryAcquire in its queue.
@@ -66,6 +67,7 @@ type waiter struct {
 	try      bool      // does not wait for a rival
 	onto     *hold     // has the session to lock on; nil for one of its own
 	answer   chan answer
+	warm     ports.Session // on which this call asks for itself; nil if it does not
 
 	// guarded by Manager.mu:
 	place     *list.Element // nil once it is answered or has left
@@ -109,9 +111,12 @@ func (m *Manager) take(ctx context.Context, key string, onto *hold, try bool, op
 		impatient = ticker.C
 	}
 
-	q, err := m.enqueue(w)
+	q, c, err := m.enqueue(w)
 	if err != nil {
 		return nil, m.explain(err, nil)
+	}
+	if w.warm != nil {
+		c.askHere(ctx, w)
 	}
 	for {
 		select {
@@ -181,13 +186,17 @@ func (m *Manager) explain(err, why error) error {
 }
 
 // enqueue puts w into the queue of its ID. It returns errRefused for a try that
-// cannot succeed.
-func (m *Manager) enqueue(w *waiter) (*queue, error) {
+// cannot succeed. If w is to ask for the lock itself, on w.warm, it does so with
+// the contender.
+func (m *Manager) enqueue(w *waiter) (*queue, *contender, error) {
 	id := m.KeyID(w.key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, ports.ErrClosed
+		return nil, nil, ports.ErrClosed
+	}
+	if w.onto != nil && len(m.carriers) > 0 && !w.onto.live() {
+		return nil, nil, w.onto.err
 	}
 	q := m.queues[id]
 	if q == nil {
@@ -196,23 +205,29 @@ func (m *Manager) enqueue(w *waiter) (*queue, error) {
 	}
 	w.contended = !q.admits(w.opts.Mode) || q.blocked()
 	if w.try && w.contended {
-		return nil, errRefused
+		return nil, nil, errRefused
 	}
-	if w.try && q.waiters.Len() == 0 {
+	if w.try && q.waiters.Len() == 0 && len(m.carriers) == 0 {
 		// A contender that waits for nobody any more would keep this call
 		// until its slice ends. It finds out that it was let go.
 		q.contender = nil
 	}
-	if w.onto != nil {
-		m.pushAhead(q, w)
-	} else {
+	switch {
+	case w.onto == nil:
 		w.place = q.waiters.PushBack(w)
+	case len(m.carriers) == 0:
+		m.pushAhead(q, w)
+	default:
+		w.place = q.waiters.PushBack(w)
+		w.onto.next.q, w.onto.next.w = q, w
 	}
+	m.lendSpare(q, w)
 	m.advance(q)
-	if c := q.contender; c != nil && w.opts.Polling == 0 {
+	c := q.contender
+	if c != nil && w.opts.Polling == 0 {
 		c.stir()
 	}
-	return q, nil
+	return q, c, nil
 }
 
 // pushAhead puts w, which has a session, before all who have none, and takes the
@@ -348,6 +363,8 @@ func (m *Manager) advance(q *queue) {
 	case !q.admits(w.opts.Mode):
 		// A hold of this manager is in the way; its end advances the queue.
 		q.block()
+	case len(m.carriers) > 0:
+		m.carry(q, w)
 	case w.onto != nil:
 		q.contender = &contender{m: m, q: q, wake: make(chan struct{}, 1)}
 		m.running++
@@ -366,11 +383,9 @@ func (m *Manager) advance(q *queue) {
 func (m *Manager) admit(c *contender) {
 	if limit := m.sessionLimit(); limit == 0 || m.sessions < limit {
 		m.sessions++
+		m.running++
 		c.pending, c.starved = nil, false
-		if !m.warm(c) {
-			m.running++
-			go c.run()
-		}
+		go c.contend(nil, nil)
 		return
 	}
 	c.pending, c.starved, c.unanswered = m.pending.PushBack(c), true, true
@@ -425,10 +440,16 @@ type contender struct {
 	starved    bool               // lacks a session: none may be pinned, or the pool is full
 	unanswered bool               // has lacked one, and has had no answer since
 	cancelOpen context.CancelFunc // ends the opening of a session; nil when there is none
+	ask        *ask               // on a shared session, in place of a session and a goroutine
 }
 
-// stir ends a sleep between two tries, because the queue has changed.
+// stir ends a sleep between two tries, because the queue has changed. The caller
+// holds Manager.mu.
 func (c *contender) stir() {
+	if c.ask != nil {
+		c.ask.hurry()
+		return
+	}
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -439,6 +460,10 @@ func (c *contender) stir() {
 // end by itself, which takes a slice at most and costs no connection; whoever
 // comes meanwhile takes c over. The caller holds Manager.mu.
 func (c *contender) letGo() {
+	if c.ask != nil {
+		c.ask.letGo()
+		return
+	}
 	c.stir()
 	if c.cancelOpen != nil {
 		c.cancelOpen()
@@ -509,62 +534,53 @@ func (q *queue) patience() time.Duration {
 	return longest
 }
 
-// run is the life of a goroutine with a session: it contends for c, keeps what it
-// gets, and does the same for others as long as the session is kept warm.
-func (c *contender) run() {
-	m := c.m
-	var s ports.Session
-	for {
-		sp := c.contend(s)
-		if sp == nil {
-			return
-		}
-		if s, c = sp.s, m.linger(sp); c == nil {
-			break
-		}
-	}
-	m.recycle(s)
-	m.mu.Lock()
-	m.exit()
-	m.mu.Unlock()
+// attempt is one statement that asked for the lock, and its answer.
+type attempt struct {
+	turn
+	sent  time.Time
+	req   ports.LockRequest
+	grant ports.Grant
+	err   error
 }
 
-// contend contends until the lock is granted or nobody waits for it, with a
-// session that was kept warm if s is not nil. It returns what became of the
-// session after the hold, if that is a spare, and has given up both session and
-// goroutine otherwise.
-func (c *contender) contend(s ports.Session) *spare {
-	first := true    // the next statement is the first of this contender
-	stale := 0       // sessions in a row that were dead when they came
-	kept := s != nil // it has done nothing for this contender yet
+// attempt asks for the lock on s.
+func (c *contender) attempt(s ports.Session, t turn) *attempt {
+	a := &attempt{turn: t, sent: time.Now(), req: c.m.request(c.q.id, t.w.opts, t.wait)}
+	a.grant, a.err = c.m.lock(t.w.ctx, s, a.req)
+	return a
+}
+
+// contend contends until the lock is granted or nobody waits for it, and keeps
+// what it gets. If s is not nil, a is an attempt on it that has been made.
+func (c *contender) contend(s ports.Session, a *attempt) {
+	first := true // the next statement is the first of this contender
+	stale := 0    // sessions in a row that were dead when they came
 	for {
-		t := c.next(first, nil)
-		if t.w == nil {
-			c.stop(s)
-			return nil
-		}
-		fresh := s == nil || kept
-		kept = false
-		if s == nil {
-			err := c.m.ensureVerified(t.w.ctx)
-			if err == nil {
-				s, err = c.open(t.w.ctx)
-			}
-			if errors.Is(err, ports.ErrSessionEnded) && stale < maxStale {
-				stale++ // of the proof
-				continue
-			}
-			if err != nil {
-				c.fail(err)
-				continue
+		fresh := s == nil || a != nil
+		if a == nil {
+			t := c.next(first, nil)
+			if t.w == nil {
+				c.stop(s)
+				return
 			}
 			if s == nil {
-				continue // nobody waits any more, or the pool is full
+				var err error
+				s, err = c.pin(t.w.ctx)
+				if errors.Is(err, ports.ErrSessionEnded) && stale < maxStale {
+					stale++ // of the proof
+					continue
+				}
+				if err != nil {
+					c.fail(err)
+					continue
+				}
+				if s == nil {
+					continue // nobody waits any more, or the pool is full
+				}
 			}
+			a = c.attempt(s, t)
 		}
-		sent := time.Now()
-		req := c.m.request(c.q.id, t.w.opts, t.wait)
-		grant, err := c.m.lock(t.w.ctx, s, req)
+		t, err := a.turn, a.err
 		switch {
 		case err != nil && errors.Is(err, ports.ErrSessionEnded) && (!fresh || stale < maxStale):
 			// The session died, before or during the wait. It held nothing
@@ -580,12 +596,13 @@ func (c *contender) contend(s ports.Session) *spare {
 			c.m.destroy(s, err)
 			s = nil
 			c.fail(err)
-		case grant.Granted:
-			if h := c.deliver(s, req, grant, sent); h != nil {
-				return h.keep()
+		case a.grant.Granted:
+			if h := c.deliver(s, a, true); h != nil {
+				h.keep()
+				return
 			}
 			// Nobody wants it in this mode any more.
-			if held, err := c.m.unlock(t.w.ctx, s, req.ID, req.Mode); err != nil || !held {
+			if held, err := c.m.unlock(t.w.ctx, s, a.req.ID, a.req.Mode); err != nil || !held {
 				c.m.destroy(s, err)
 				s = nil
 			}
@@ -596,13 +613,22 @@ func (c *contender) contend(s ports.Session) *spare {
 			c.refused(t.w)
 			if t.poll > 0 {
 				c.pause(s, t.poll)
-				return nil
+				return
 			}
-			if grant.Interrupted {
+			if a.grant.Interrupted {
 				c.sleep(interruptPause)
 			}
 		}
+		a = nil
 	}
+}
+
+// pin pins a session, on a setup that has been proved.
+func (c *contender) pin(ctx context.Context) (ports.Session, error) {
+	if err := c.m.ensureVerified(ctx); err != nil {
+		return nil, err
+	}
+	return c.open(ctx)
 }
 
 // open pins a session. It returns neither a session nor an error if c should
@@ -617,6 +643,10 @@ func (c *contender) open(ctx context.Context) (ports.Session, error) {
 	if w := c.q.head(); c.q.contender != c || w == nil || w.onto != nil {
 		m.mu.Unlock()
 		return nil, nil
+	}
+	if s := m.warm(); s != nil {
+		m.mu.Unlock()
+		return s, nil
 	}
 	c.cancelOpen, c.starved, c.unanswered = cancel, full, c.unanswered || full
 	m.mu.Unlock()
@@ -659,34 +689,42 @@ func (c *contender) fail(err error) {
 func (c *contender) refused(w *waiter) {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
-	if c.q.contender != c {
-		return
+	if c.q.contender == c {
+		c.unanswered = false
+		c.q.refuse(w)
 	}
-	c.unanswered = false
+}
+
+// refuse is what a refusal of the server means for the queue. The caller holds
+// Manager.mu.
+func (q *queue) refuse(w *waiter) {
 	if w.try {
 		// Only this one was answered: those behind it came later, and the
 		// lock may have been free since.
 		if w.place != nil {
-			c.q.answerOne(w, answer{err: errRefused})
+			q.answerOne(w, answer{err: errRefused})
 		}
 		return
 	}
-	c.q.block()
+	q.block()
 }
 
 // deliver hands a granted lock to the first waiter and returns its hold; nil if
 // the lock is not wanted in this mode.
-func (c *contender) deliver(s ports.Session, req ports.LockRequest, g ports.Grant, sent time.Time) *hold {
+func (c *contender) deliver(s ports.Session, a *attempt, kept bool) *hold {
 	m, q := c.m, c.q
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := q.head()
-	if q.contender != c || w == nil || w.onto != nil || w.opts.Mode != req.Mode || w.opts.Fencing && !req.Fencing {
+	if q.contender != c || w == nil || w.onto != nil || w.opts.Mode != a.req.Mode || w.opts.Fencing && !a.req.Fencing {
 		return nil
 	}
-	h := newHold(m, s, w.opts.HoldAtLeast, sent)
+	h := newHold(m, s, w.opts.HoldAtLeast, a.sent)
+	if h.kept = kept; !kept {
+		h.keepSoon()
+	}
 	m.pinned[s] = true
-	c.give(w, h, g)
+	c.give(w, h, a.grant)
 	return h
 }
 
@@ -694,13 +732,13 @@ func (c *contender) deliver(s ports.Session, req ports.LockRequest, g ports.Gran
 // the queue. The caller holds Manager.mu.
 func (c *contender) give(w *waiter, h *hold, g ports.Grant) {
 	c.q.contender = nil
-	c.m.grant(c.q, w, h, g)
+	c.m.confer(c.q, w, h, g)
 	c.m.advance(c.q)
 }
 
-// grant makes a lock part of h, and answers w, the first in the queue. The
+// confer makes a lock part of h, and answers w, the first in the queue. The
 // caller holds Manager.mu.
-func (m *Manager) grant(q *queue, w *waiter, h *hold, g ports.Grant) {
+func (m *Manager) confer(q *queue, w *waiter, h *hold, g ports.Grant) {
 	if !w.opts.Fencing {
 		g.Token = 0 // it was asked for by one who has left
 	}

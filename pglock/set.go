@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/ports"
 )
 
-// LockSet is one hold of several keys, on one session: it is released, and
-// lost, as a whole. Releasing one of its keys by name releases all of it.
+// LockSet is one hold of several keys, on one session, or on those of their keys
+// with WithSharedSessions: it is released, and lost, as a whole. Releasing one of its keys by name releases all of it.
 type LockSet struct{ *hold }
 
 var _ interface {
@@ -24,8 +24,8 @@ var _ interface {
 // one ID there is one lock, under the first of them.
 func (s *LockSet) Infos() []ports.LockInfo { return s.infos() }
 
-// AcquireAll waits for all of keys and holds them as one, on one session, or
-// returns an error and holds none. It takes them one after the other in the
+// AcquireAll waits for all of keys and holds them as one, or returns an error and
+// holds none. It takes them one after the other in the
 // order of their IDs, each ID once; so calls whose keys overlap cannot deadlock
 // with each other, whatever the order of their keys. A timeout bounds the whole
 // wait. The rest is as with Acquire; the error names the key that could not be

@@ -173,8 +173,10 @@ type simNode struct {
 	m        *pglock.Manager
 	window   time.Duration
 	blind    bool
+	warm     bool
 	verifies bool
 	limit    int
+	shared   bool // has its holds on shared sessions
 	closed   bool // guarded by simulation.mu
 }
 
@@ -234,7 +236,13 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 		if n.limit == 1 || r.IntN(4) == 0 {
 			opts = append(opts, pglock.WithMaxSessions(1+r.IntN(3)))
 		}
+		if n.shared = r.IntN(2) == 0; n.shared {
+			opts = append(opts, pglock.WithSharedSessions(1+r.IntN(3)))
+		}
 		n.m = pglock.NewManager(simPool{n.pool, n}, opts...)
+		if n.warm = r.IntN(2) == 0; n.warm {
+			pglock.KeepWarm(n.m, 0, time.Duration(r.IntN(5000))*time.Millisecond)
+		}
 		sim.nodes = append(sim.nodes, n)
 	}
 	return sim
@@ -337,7 +345,9 @@ func (sim *simulation) intercept(ctx context.Context, c memlock.Command) error {
 	nth := uint64(sim.commands[c.PID])*2 + map[bool]uint64{true: 1}[c.Done]
 	sim.mu.Unlock()
 	r := rand.New(rand.NewPCG(sim.seed, uint64(c.PID)<<32|nth))
-	sim.checkServer(c.ID)
+	for id := range int64(4) {
+		sim.checkServer(id)
+	}
 
 	err := sim.happen(ctx, r, c)
 	sim.mu.Lock()
@@ -521,6 +531,8 @@ func (n *simNode) lossBound(pid int) time.Duration {
 		return n.window
 	case n.blind || n.sim.running[pid] > 0:
 		return 3*n.window/5 + 1
+	case n.warm:
+		return 10*time.Millisecond + 1 // a hold has no keeper at first
 	default:
 		return 1 // the next tick of the virtual clock
 	}
@@ -747,6 +759,9 @@ func (c *simCaller) work() {
 	const grace = 250*time.Millisecond + 2
 	patience := 1 + below(r, 8*time.Second)
 	bound := patience + grace
+	if n.warm {
+		bound += c.node.sim.slow // its own command may have to come back first
+	}
 	switch r.IntN(3) {
 	case 0:
 		opts = append(opts, ports.WithTimeout(patience))
@@ -755,7 +770,10 @@ func (c *simCaller) work() {
 		ctx, stop = context.WithTimeout(ctx, patience)
 		defer stop()
 	case 2:
-		bound = patience + 1
+		// One that is cancelled has to return at once, unless it asks by itself.
+		if !n.warm {
+			bound = patience + 1
+		}
 		defer time.AfterFunc(patience, cancel).Stop()
 	}
 
@@ -861,7 +879,7 @@ func (c *simCaller) work() {
 // borrow uses the session of a lock for a while.
 func (c *simCaller) borrow(lock ports.Lock, d time.Duration) {
 	sim, pid := c.node.sim, lock.Info().PID
-	_ = lock.(ports.SessionLender).LendSession(bg, func(s ports.Session) bool {
+	err := lock.(ports.SessionLender).LendSession(bg, func(s ports.Session) bool {
 		sim.mu.Lock()
 		sim.running[pid]++ // nobody watches the session meanwhile
 		sim.logf("%s borrows session %d", c.name, pid)
@@ -872,6 +890,9 @@ func (c *simCaller) borrow(lock ports.Lock, d time.Duration) {
 		sim.mu.Unlock()
 		return c.rng.IntN(2) == 0
 	})
+	if c.node.shared != errors.Is(err, ports.ErrUnsupported) {
+		sim.fail("%s borrows session %d, which is shared (%v): %v", c.name, pid, c.node.shared, err)
+	}
 }
 
 // checkSet checks that a set has each ID of its keys once, in order.
@@ -884,7 +905,7 @@ func (c *simCaller) checkSet(keys []string, infos []ports.LockInfo) {
 	want = slices.Compact(want)
 	for _, info := range infos {
 		got = append(got, info.ID)
-		if !slices.Contains(keys, info.Key) || simID(info.Key) != info.ID || info.PID != infos[0].PID {
+		if !slices.Contains(keys, info.Key) || simID(info.Key) != info.ID || info.PID != infos[0].PID && !c.node.shared {
 			c.node.sim.fail("a set of %v has %+v", keys, info)
 		}
 	}
@@ -978,18 +999,26 @@ func (c *simCaller) release(lock ports.Lock, holds []*simHold) {
 	for _, h := range holds {
 		told := errors.Is(lock.Err(), ports.ErrLost) && errors.Is(err, ports.ErrLost)
 		// For the first moments after its grant, a lock may be passed on within
-		// the process, unseen by the server.
-		passable := len(holds) == 1 && h.info.Mode == ports.Exclusive && time.Since(h.info.AcquiredAt) <= 50*time.Millisecond
+		// the process, unseen by the server, and one on a shared session for
+		// longer.
+		passable := n.shared || len(holds) == 1 && h.info.Mode == ports.Exclusive && time.Since(h.info.AcquiredAt) <= 50*time.Millisecond
 		if !h.vanished.IsZero() && !told && !h.others && err == nil && !passable {
 			sim.failf("%s: the loss of session %d is not told: Err is %v, Release says %v", what, h.info.PID, lock.Err(), err)
 		}
-		if h.vanished.IsZero() && errors.Is(err, ports.ErrLost) && sim.killed[h.info.PID].IsZero() && !sim.dropped[h.info.PID] && sim.trouble[h.info.PID] == 0 {
+		if h.vanished.IsZero() && errors.Is(err, ports.ErrLost) && !slices.ContainsFunc(holds, sim.disturbed) {
 			sim.failf("%s: a loss of session %d that nobody has caused: %v", what, h.info.PID, err)
 		}
 		if err == nil && opened && !passable && slices.Contains(sim.server.Holders(h.info.ID), memlock.Holder{PID: h.info.PID, Mode: h.info.Mode}) {
 			sim.failf("%s: session %d still holds %d at the server", what, h.info.PID, h.info.ID)
 		}
 	}
+}
+
+// disturbed reports whether anything has happened to the session of a hold. The
+// caller holds sim.mu.
+func (sim *simulation) disturbed(h *simHold) bool {
+	pid := h.info.PID
+	return !sim.killed[pid].IsZero() || sim.dropped[pid] || sim.trouble[pid] > 0
 }
 
 // expected reports whether a call may fail like this.

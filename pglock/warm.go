@@ -1,7 +1,11 @@
 package pglock
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ports"
@@ -9,17 +13,25 @@ import (
 
 // keepWarm, warmAfter: while locks follow each other within keepWarm, from the
 // warmAfter-th in a row on, a session that has given its lock back stays pinned
-// for that long, with the settings of a holder and its goroutine. To set a
-// session up and put it back costs more than the lock itself.
+// for that long, with the settings of a holder. To set a session up and put it
+// back costs more than the lock itself.
+//
+// A caller who finds a warm session that can be interrupted, and nobody else who
+// wants the key, asks the server from its own goroutine, and a hold on it that is
+// released within keepAfter never gets a keeper: to wake another goroutine, twice
+// for the grant and twice for the release, takes as long as the statements do.
 const (
 	keepWarm  = 50 * time.Millisecond
 	warmAfter = 10
+	keepAfter = 10 * time.Millisecond
 )
+
+var errHurried = errors.New("the server did not answer before the call had to end, and the session was ended")
 
 // spare is a session that is kept warm.
 type spare struct {
-	s    ports.Session
-	next chan *contender // who is to use it; nil ends it
+	s     ports.Session
+	since time.Time
 }
 
 // staysWarm decides whether the session of a hold whose lock was given back is
@@ -28,65 +40,183 @@ func (m *Manager) staysWarm(h *hold) bool {
 	inUse, limit := m.pool.Usage()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if h.granted.Sub(m.lastRelease) > keepWarm {
+	if h.granted.Sub(m.lastRelease) > m.keepWarm {
 		m.inARow = 0
 	}
 	m.inARow++
 	m.lastRelease = time.Now()
-	return m.inARow >= warmAfter && !m.closed && !h.lent && (limit == 0 || inUse < limit)
+	return m.inARow >= m.warmAfter && !m.closed && !h.lent && h.carrier == nil && (limit == 0 || inUse < limit)
 }
 
-// park makes s a spare. Its goroutine has to call linger then. The caller holds
-// Manager.mu.
-func (m *Manager) park(s ports.Session) *spare {
-	sp := &spare{s: s, next: make(chan *contender, 1)}
+// park makes s a spare. The caller holds Manager.mu.
+func (m *Manager) park(s ports.Session) {
 	delete(m.pinned, s)
-	m.spares = append(m.spares, sp)
-	if m.closed {
+	m.spares = append(m.spares, spare{s, time.Now()})
+	switch {
+	case m.closed:
 		m.coolDown()
+	case m.cooling == nil:
+		m.cooling = time.AfterFunc(m.keepWarm, func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.coolDown()
+		})
 	}
-	return sp
 }
 
-// warm gives c a spare, and reports whether there was one. The caller holds
-// Manager.mu.
-func (m *Manager) warm(c *contender) bool {
+// warm takes a spare; nil if there is none. The caller holds Manager.mu.
+func (m *Manager) warm() ports.Session {
 	last := len(m.spares) - 1
 	if last < 0 {
+		return nil
+	}
+	s := m.spares[last].s
+	m.spares = slices.Delete(m.spares, last, last+1)
+	m.pinned[s] = false
+	return s
+}
+
+// coolDown recycles the sessions that were kept warm for long enough, or all of
+// them if the manager is closed. The caller holds Manager.mu.
+func (m *Manager) coolDown() {
+	for len(m.spares) > 0 {
+		if left := time.Until(m.spares[0].since.Add(m.keepWarm)); left > 0 && !m.closed {
+			m.cooling.Reset(left)
+			return
+		}
+		s := m.spares[0].s
+		m.spares = slices.Delete(m.spares, 0, 1)
+		m.start(func() { m.recycle(s) })
+	}
+	if m.cooling != nil {
+		m.cooling.Stop()
+		m.cooling = nil
+	}
+}
+
+// lendSpare lets w, which is alone in its queue, ask for the lock by itself, if
+// there is a warm session for it. The caller holds Manager.mu.
+func (m *Manager) lendSpare(q *queue, w *waiter) {
+	if w.onto != nil || q.contender != nil || len(q.holds) > 0 || q.waiters.Len() > 1 || !m.verified && !m.unverified {
+		return
+	}
+	if limit := m.sessionLimit(); limit < 0 || limit > 0 && m.sessions >= limit || len(m.spares) == 0 {
+		return
+	}
+	if i, ok := m.spares[len(m.spares)-1].s.(ports.Interruptible); !ok || !i.Interruptible() {
+		return
+	}
+	w.warm = m.warm()
+	m.sessions++
+	m.running++
+	q.contender = &contender{m: m, q: q, wake: make(chan struct{}, 1)}
+}
+
+// askHere asks for the lock once, on this goroutine, on the session that
+// lendSpare has found. If that does not settle the matter, it goes on elsewhere.
+func (c *contender) askHere(ctx context.Context, w *waiter) {
+	t := c.next(true, nil)
+	if t.w == nil {
+		c.stop(w.warm)
+		return
+	}
+	inTime := hurry(ctx, w.deadline, w.warm)
+	a := c.attempt(w.warm, t)
+	if !inTime() {
+		a.grant, a.err = ports.Grant{}, fmt.Errorf("%w (%v)", errHurried, a.err)
+	}
+	if a.err == nil && a.grant.Granted {
+		if h := c.deliver(w.warm, a, false); h != nil {
+			return
+		}
+	}
+	go c.contend(w.warm, a)
+}
+
+// hurry ends s if a command on it has not been answered answerGrace after ctx or
+// the time until deadline has ended. The command has to be followed by a call of
+// inTime, which reports whether that did not happen, and will not.
+func hurry(ctx context.Context, deadline time.Time, s ports.Session) (inTime func() bool) {
+	var decided atomic.Bool
+	late := func() {
+		if decided.CompareAndSwap(false, true) {
+			s.Destroy()
+		}
+	}
+	var timer *time.Timer
+	if !deadline.IsZero() {
+		timer = time.AfterFunc(time.Until(deadline)+answerGrace, late)
+	}
+	never := func() bool { return true }
+	if ctx.Done() != nil {
+		never = context.AfterFunc(ctx, func() { time.AfterFunc(answerGrace, late) })
+	}
+	return func() bool {
+		never()
+		if timer != nil {
+			timer.Stop()
+		}
+		return decided.CompareAndSwap(false, true)
+	}
+}
+
+// keepSoon has h kept if it lasts. One timer serves all holds: to start one each
+// time would wake another thread each time. The caller holds Manager.mu.
+func (h *hold) keepSoon() {
+	m := h.m
+	m.young[h] = struct{}{}
+	if !m.sweeping {
+		m.sweeping = true
+		time.AfterFunc(keepAfter/2, m.sweep)
+	}
+}
+
+// sweep starts the keepers of the holds that have lasted.
+func (m *Manager) sweep() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for h := range m.young {
+		if time.Since(h.granted) >= keepAfter/2 {
+			h.startKeeper()
+		}
+	}
+	if m.sweeping = len(m.young) > 0; m.sweeping {
+		time.AfterFunc(keepAfter/2, m.sweep)
+	}
+}
+
+// startKeeper sees to it that h has its keeper, unless it is over. The caller
+// holds Manager.mu.
+func (h *hold) startKeeper() {
+	if h.live() && h.claim() {
+		go h.keep()
+	}
+}
+
+// claim reports whether the caller is the one who keeps or settles h, because
+// nobody was so far. The caller holds Manager.mu.
+func (h *hold) claim() bool {
+	if h.kept || h.s == nil {
 		return false
 	}
-	sp := m.spares[last]
-	m.spares = slices.Delete(m.spares, last, last+1)
-	m.pinned[sp.s] = false
-	sp.next <- c
+	h.kept = true
+	delete(h.m.young, h)
 	return true
 }
 
-// linger waits for who uses a spare next, and returns nil if that is nobody.
-func (m *Manager) linger(sp *spare) *contender {
-	timer := time.NewTimer(keepWarm)
-	defer timer.Stop()
-	select {
-	case c := <-sp.next:
-		return c
-	case <-timer.C:
+// settleHere settles a hold that was released on this goroutine, if it has no
+// keeper.
+func (h *hold) settleHere(ctx context.Context) {
+	h.m.mu.Lock()
+	ours := h.claim()
+	h.m.mu.Unlock()
+	if !ours {
+		return
 	}
-	m.mu.Lock()
-	i := slices.Index(m.spares, sp)
-	if i >= 0 {
-		m.spares = slices.Delete(m.spares, i, i+1)
+	if ctx.Err() != nil {
+		ctx = context.Background() // it does not count, see within
 	}
-	m.mu.Unlock()
-	if i < 0 {
-		return <-sp.next // it was given away in the same moment
-	}
-	return nil
-}
-
-// coolDown ends all spares. The caller holds Manager.mu.
-func (m *Manager) coolDown() {
-	for _, sp := range m.spares {
-		sp.next <- nil
-	}
-	m.spares = nil
+	inTime := hurry(ctx, time.Time{}, h.s)
+	h.settle(nil, true)
+	inTime()
 }

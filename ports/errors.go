@@ -26,6 +26,10 @@ var (
 	// ErrUnsafeConnection says that the connection cannot exclude others: the
 	// message says what was seen and what to do.
 	ErrUnsafeConnection = errors.New("connection cannot hold an exclusive lock")
+	// ErrTooManyLocks says that another lock would fill the server's lock
+	// table, which all its sessions share, or more of it than a manager takes.
+	// The message says what to raise.
+	ErrTooManyLocks = errors.New("too many locks at the server")
 	// ErrUnsupported says that this lock or this server cannot do that.
 	ErrUnsupported = errors.New("not supported")
 )

@@ -523,6 +523,34 @@ func ExampleInspector() {
 	// ended: true <nil>
 }
 
+// A session that implements Batcher carries many locks at the price of one
+// statement.
+func ExampleBatcher() {
+	ctx := context.Background()
+	session, err := memlock.NewServer().Pool().Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy()
+
+	batcher, ok := session.(ports.Batcher)
+	if !ok {
+		fmt.Println(ports.ErrUnsupported)
+		return
+	}
+	answer, err := batcher.Batch(ctx, ports.Batch{Tries: []ports.Try{{ID: 1}, {ID: 2, Mode: ports.Shared}}})
+	fmt.Println("granted:", answer.Granted, err)
+	answer, err = batcher.Batch(ctx, ports.Batch{
+		Unlocks: []ports.Unlock{{ID: 1}},
+		Tries:   []ports.Try{{ID: 3}},
+	})
+	fmt.Println("given back:", answer.Unlocked, "granted:", answer.Granted, err)
+	// Output:
+	// granted: [true true] <nil>
+	// given back: [true] granted: [true] <nil>
+}
+
 // SessionInfo has a form for code; what the server does not tell is left out.
 func ExampleSessionInfo() {
 	text, err := json.Marshal(ports.SessionInfo{PID: 4711, Granted: true, HolderID: "worker-1", State: "idle"})

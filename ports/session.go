@@ -27,7 +27,7 @@ type SessionPool interface {
 // latest.
 //
 // One goroutine at a time calls its commands (Lock, Unlock, Check, Recycle,
-// and Watch); Destroy may come at any time from any goroutine. A command must
+// Watch and Batch); Destroy may come at any time from any goroutine. A command must
 // pass the context on to the driver and need not survive its end: the manager
 // keeps contexts for real trouble and lets the server end a wait.
 //
@@ -160,6 +160,85 @@ type Watcher interface {
 	// ends; then it returns nil and must leave the session as usable as
 	// before. It must not send anything that shows as activity at the server.
 	Watch(ctx context.Context) error
+}
+
+// Batcher is an optional interface of a Session that gives back and tries many
+// locks in one statement. Without it, a manager cannot put many locks on one
+// session. A Batch is a command of the session like Lock.
+type Batcher interface {
+	// Batch gives back b.Unlocks, and then tries b.Tries, waiting for none of
+	// them. When it has failed, any of the locks may be held.
+	//
+	// The fencing token of a batch must be drawn when all its locks are taken:
+	// it is then greater than that of every earlier grant of each of them. A
+	// server that cannot exclude must be refused with ErrUnsafeConnection, and
+	// one that has no room for the locks with ErrTooManyLocks.
+	Batch(ctx context.Context, b Batch) (BatchAnswer, error)
+}
+
+// Batch is what Batcher.Batch asks for.
+type Batch struct {
+	// Unlocks are locks that the session holds, to be given back.
+	Unlocks []Unlock
+	// Tries are locks to take if they are free. None of them is one that the
+	// session holds after the unlocks, save those that say so; no ID is there
+	// twice.
+	Tries []Try
+	// HolderID and Liveness are as in LockRequest.
+	HolderID string
+	Liveness time.Duration
+}
+
+// Unlock names one lock to give back.
+type Unlock struct {
+	ID   int64
+	Mode Mode
+}
+
+// Try names one lock to take if it is free.
+type Try struct {
+	ID   int64
+	Mode Mode
+	// Fencing asks for a token, if the lock is granted.
+	Fencing bool
+	// Held says that the session has the lock already, in this mode, and wants
+	// no more than a token. It is not taken a second time.
+	Held bool
+}
+
+// BatchAnswer is the server's answer to a Batch.
+type BatchAnswer struct {
+	// Unlocked has an answer for each of the unlocks, in their order: false if
+	// the session did not have the lock.
+	Unlocked []bool
+	// Granted has an answer for each of the tries, in their order.
+	Granted []bool
+	// Token is the fencing token of all grants that asked for one; 0 if there
+	// are none.
+	Token Token
+	// PID and Database are as in Grant.
+	PID      int
+	Database string
+	// LockTable is how many locks of all its sessions the server has room for;
+	// 0 if it was not asked, as after the first grant on a session.
+	LockTable int
+}
+
+// Exchanger is an optional interface of a Session that can give a lock back and
+// try another one in one round trip.
+type Exchanger interface {
+	// Exchange is Unlock of an ID, and Lock of another one, without a wait. An
+	// error leaves open what the session holds.
+	Exchange(ctx context.Context, id int64, mode Mode, next LockRequest) (held bool, g Grant, err error)
+}
+
+// Interruptible is an optional interface of a Session. A manager may run a command
+// of one that says true on the goroutine of its caller, which saves waking another
+// one twice.
+type Interruptible interface {
+	// Interruptible reports whether Destroy makes a command that is running
+	// return at once, whatever the network and the driver do.
+	Interruptible() bool
 }
 
 // SessionLender is an optional interface of a Lock that has a server session

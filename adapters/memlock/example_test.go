@@ -195,6 +195,27 @@ func ExampleServer_Intercept() {
 
 // A pool of one connection, as with db.SetMaxOpenConns(1), is too small for a
 // lock and the queries of its holder.
+// A server with room for ten locks, of which one manager takes five at most.
+func ExampleServer_LimitLocks() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	server.LimitLocks(10)
+	locks := memlock.New(server, pglock.WithSharedSessions(1))
+	defer locks.Close(ctx)
+
+	for i := range 6 {
+		_, err := locks.Acquire(ctx, fmt.Sprint("partition ", i))
+		fmt.Println(i, errors.Is(err, ports.ErrTooManyLocks))
+	}
+	// Output:
+	// 0 false
+	// 1 false
+	// 2 false
+	// 3 false
+	// 4 false
+	// 5 true
+}
+
 func ExampleWithLimit() {
 	ctx := context.Background()
 	pool := memlock.NewServer().Pool(memlock.WithLimit(1))

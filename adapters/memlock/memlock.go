@@ -40,6 +40,7 @@ type Server struct {
 	locks     map[int64]*lock
 	commands  map[string]int
 	intercept func(ctx context.Context, c Command) error
+	lockTable int
 }
 
 // counters are what both spaces of a server count together.
@@ -58,10 +59,10 @@ type Holder struct {
 type Command struct {
 	// PID is the server process that is asked.
 	PID int
-	// Op is "lock", "unlock", "check", or "holds" for a question about
-	// another session.
+	// Op is "lock", "unlock", "exchange" for both, "check", "batch", or "holds"
+	// for a question about another session.
 	Op string
-	// ID is the lock's ID; 0 for a check or a question.
+	// ID is the lock's ID; 0 where there is not one.
 	ID int64
 	// Done is false before the server acts, and true when it has acted and
 	// its answer is on its way.
@@ -194,6 +195,15 @@ func (s *Server) DropLocks(pid int) {
 	if b := s.sessions[pid]; b != nil {
 		s.unlockAll(b)
 	}
+}
+
+// LimitLocks sets how many locks the server has room for, as
+// max_locks_per_transaction does; it has no limit otherwise. A batch past it
+// fails.
+func (s *Server) LimitLocks(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lockTable = n
 }
 
 // Intercept has f called twice for each command, on the goroutine of its
@@ -440,7 +450,7 @@ func (p *Pool) giveBack(b *backend) {
 	p.room = make(chan struct{})
 }
 
-// session implements ports.Session.
+// session implements ports.Session and ports.Batcher.
 type session struct {
 	pool   *Pool
 	server *Server
@@ -448,10 +458,13 @@ type session struct {
 	ctx    context.Context // ends with Destroy
 	cancel context.CancelFunc
 	once   sync.Once // Recycle or Destroy, whichever comes first
-	// locks is what Lock has granted and Unlock not given back, in the eyes of
+	// locks is what Lock and Batch have granted and not taken back, in the eyes of
 	// the client; only the goroutine that uses the session touches it.
 	locks map[int64]ports.Mode
 }
+
+// Interruptible implements ports.Interruptible.
+func (s *session) Interruptible() bool { return true }
 
 // base gets the session out of what Open returned.
 func (s *session) base() *session { return s }
@@ -511,17 +524,41 @@ func (s *session) command(op string, id int64, act func() error) error {
 // Lock implements ports.Session.
 func (s *session) Lock(_ context.Context, r ports.LockRequest) (g ports.Grant, err error) {
 	err = s.command("lock", r.ID, func() error {
-		g, err = s.lock(r)
-		if g.Granted && r.Fencing {
-			s.server.mu.Lock()
-			s.server.lastToken++
-			g.Token = s.server.lastToken
-			s.server.mu.Unlock()
-		}
+		g, err = s.fenced(r)
 		return err
 	})
 	if err == nil && g.Granted {
 		s.locks[r.ID] = r.Mode
+	}
+	return g, err
+}
+
+// Exchange implements ports.Exchanger.
+func (s *session) Exchange(_ context.Context, id int64, mode ports.Mode, r ports.LockRequest) (held bool, g ports.Grant, err error) {
+	err = s.command("exchange", r.ID, func() error {
+		if held, err = s.unlock(id, mode); err != nil {
+			return err
+		}
+		g, err = s.fenced(r)
+		return err
+	})
+	if err == nil {
+		delete(s.locks, id)
+	}
+	if err == nil && g.Granted {
+		s.locks[r.ID] = r.Mode
+	}
+	return held, g, err
+}
+
+// fenced is lock, with a token if one is wanted.
+func (s *session) fenced(r ports.LockRequest) (ports.Grant, error) {
+	g, err := s.lock(r)
+	if g.Granted && r.Fencing {
+		s.server.mu.Lock()
+		s.server.lastToken++
+		g.Token = s.server.lastToken
+		s.server.mu.Unlock()
 	}
 	return g, err
 }
@@ -576,31 +613,100 @@ func (s *session) lock(r ports.LockRequest) (ports.Grant, error) {
 	}
 }
 
-// Unlock implements ports.Session.
-func (s *session) Unlock(_ context.Context, id int64, mode ports.Mode) (held bool, err error) {
-	err = s.command("unlock", id, func() error {
-		srv := s.server
-		srv.mu.Lock()
-		defer srv.mu.Unlock()
+// Batch implements ports.Batcher.
+func (s *session) Batch(_ context.Context, b ports.Batch) (a ports.BatchAnswer, err error) {
+	err = s.command("batch", 0, func() error {
+		s.server.mu.Lock()
+		defer s.server.mu.Unlock()
 		if err := s.end(); err != nil {
 			return err
 		}
-		if held = s.b.held[id][mode] > 0; !held {
-			return nil
+		a, err = s.server.batch(s.b, b)
+		return err
+	})
+	if err != nil {
+		return ports.BatchAnswer{}, err
+	}
+	for _, u := range b.Unlocks {
+		delete(s.locks, u.ID)
+	}
+	for i, t := range b.Tries {
+		if a.Granted[i] {
+			s.locks[t.ID] = t.Mode
 		}
-		if s.b.held[id][mode]--; s.b.held[id][mode] == 0 {
-			delete(s.b.held[id], mode)
-			srv.free(s.b, id, mode)
+	}
+	return a, nil
+}
+
+// batch does what a batch asks for. The caller holds s.mu.
+func (s *Server) batch(b *backend, batch ports.Batch) (ports.BatchAnswer, error) {
+	a := ports.BatchAnswer{PID: b.pid, Database: database, LockTable: s.lockTable}
+	for _, u := range batch.Unlocks {
+		a.Unlocked = append(a.Unlocked, s.unlock(b, u.ID, u.Mode))
+	}
+	fenced := false
+	for _, t := range batch.Tries {
+		granted := t.Held
+		if !t.Held {
+			r := &request{b: b, mode: t.Mode, holderID: batch.HolderID}
+			l := s.locks[t.ID]
+			switch {
+			case l == nil && s.lockTable > 0 && len(s.locks) >= s.lockTable:
+				return a, fmt.Errorf("%w: out of shared memory", ports.ErrTooManyLocks)
+			case l == nil:
+				l = &lock{}
+				s.locks[t.ID] = l
+			}
+			if granted = len(l.queue) == 0 && l.free(r); granted {
+				l.grant(t.ID, r)
+			}
 		}
-		if len(s.b.held[id]) == 0 {
-			delete(s.b.held, id)
-		}
-		return nil
+		a.Granted = append(a.Granted, granted)
+		fenced = fenced || granted && t.Fencing
+	}
+	if fenced {
+		s.lastToken++
+		a.Token = s.lastToken
+	}
+	return a, nil
+}
+
+// unlock takes one count of a lock from b, and reports whether it had it. The
+// caller holds s.mu.
+func (s *Server) unlock(b *backend, id int64, mode ports.Mode) (held bool) {
+	if b.held[id][mode] == 0 {
+		return false
+	}
+	if b.held[id][mode]--; b.held[id][mode] == 0 {
+		delete(b.held[id], mode)
+		s.free(b, id, mode)
+	}
+	if len(b.held[id]) == 0 {
+		delete(b.held, id)
+	}
+	return true
+}
+
+// Unlock implements ports.Session.
+func (s *session) Unlock(_ context.Context, id int64, mode ports.Mode) (held bool, err error) {
+	err = s.command("unlock", id, func() error {
+		held, err = s.unlock(id, mode)
+		return err
 	})
 	if err == nil {
 		delete(s.locks, id)
 	}
 	return held, err
+}
+
+// unlock gives a lock back at the server.
+func (s *session) unlock(id int64, mode ports.Mode) (held bool, err error) {
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	if err := s.end(); err != nil {
+		return false, err
+	}
+	return s.server.unlock(s.b, id, mode), nil
 }
 
 // Check implements ports.Session.

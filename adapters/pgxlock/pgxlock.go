@@ -38,7 +38,7 @@ func NewPool(db *sql.DB) ports.SessionPool {
 	return sqllock.NewPool(db, sqllock.Driver{
 		Arguments:  true,
 		Unprepared: pgx.QueryExecModeExec,
-		Interrupt:  closeSocket,
+		Interrupt:  socketCloser,
 		Close:      closeConn,
 		Watch:      watch,
 	})
@@ -56,15 +56,14 @@ func pgxConn(driverConn any) *pgx.Conn {
 	return nil
 }
 
-// closeSocket makes a command that is reading from the connection fail; pgx
+// socketCloser makes a command that is reading from the connection fail; pgx
 // then closes the rest by itself.
-func closeSocket(driverConn any) bool {
+func socketCloser(driverConn any) func() {
 	conn := pgxConn(driverConn)
 	if conn == nil {
-		return false
+		return nil
 	}
-	conn.PgConn().Conn().Close()
-	return true
+	return func() { conn.PgConn().Conn().Close() }
 }
 
 // closeConn ends the session for good. A pgxpool that gets a closed connection

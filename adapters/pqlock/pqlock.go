@@ -29,8 +29,13 @@ func New(db *sql.DB, opts ...pglock.Option) *pglock.Manager {
 // NewPool makes the session pool of New.
 func NewPool(db *sql.DB) ports.SessionPool {
 	return sqllock.NewPool(db, sqllock.Driver{
-		Interrupt: closeConn,
-		Close:     closeConn,
+		Interrupt: func(driverConn any) func() {
+			if _, ok := driverConn.(driver.Conn); !ok {
+				return nil
+			}
+			return func() { closeConn(driverConn) }
+		},
+		Close: closeConn,
 	})
 }
 

@@ -153,6 +153,7 @@ func (s *session) lend(held context.Context, use func(context.Context, *session)
 		return err
 	}
 	defer end()
+	s.borrowed = true
 	s.lent.Store(true)
 	defer s.lent.Store(false)
 	return use(held, s)

@@ -109,6 +109,9 @@ func (p *pool) open(ctx context.Context) (*session, error) {
 		o.conn.Close()
 		return nil, err
 	}
+	if p.driver.Interrupt != nil {
+		s.interrupt = p.driver.Interrupt(s.driverConn)
+	}
 	s.idle <- struct{}{}
 	return s, nil
 }
@@ -198,6 +201,7 @@ type session struct {
 	pool       *pool
 	conn       *sql.Conn
 	driverConn any
+	interrupt  func()          // makes a command return at once; nil if nothing does
 	ctx        context.Context // ends when the session is destroyed
 	cancel     context.CancelFunc
 
@@ -205,7 +209,7 @@ type session struct {
 	// fields below.
 	idle chan struct{}
 
-	locks map[int64]ports.Mode // what Lock has granted and Unlock not given back
+	locks map[int64]ports.Mode // what Lock and Batch have granted and not taken back
 	pid   int                  // the server process; 0 before its first answer
 	// before has the settings that Lock has changed, as a JSON object; empty
 	// if there are none.
@@ -224,6 +228,8 @@ type session struct {
 	// escaped: a borrower has closed the *sql.Conn, which put the connection
 	// into the pool with the lock on it.
 	escaped bool
+	// borrowed: somebody else's statements have run.
+	borrowed bool
 	// unfit: a lock is gone or may be, so the session must not carry on.
 	unfit bool
 
@@ -235,6 +241,9 @@ type session struct {
 // watchedSession is a session whose driver can notice its end.
 type watchedSession struct{ *session }
 
+// Interruptible implements ports.Interruptible.
+func (s *session) Interruptible() bool { return s.interrupt != nil }
+
 // begin takes the session for one command and gives the context for it. It
 // returns an error if the session is over.
 func (s *session) begin(ctx context.Context) (context.Context, func(), error) {
@@ -243,7 +252,7 @@ func (s *session) begin(ctx context.Context) (context.Context, func(), error) {
 		s.idle <- struct{}{}
 		return nil, nil, errOver
 	}
-	if s.pool.driver.Interrupt != nil {
+	if s.interrupt != nil {
 		// Destroy can end a command without a context, and a context that
 		// cannot end saves database/sql and the driver a goroutine each.
 		return ctx, func() { s.idle <- struct{}{} }, nil
@@ -383,6 +392,65 @@ func (s *session) clear(ctx context.Context, r ports.LockRequest) error {
 	return s.query(ctx, statement, args, &ok)
 }
 
+// Batch implements ports.Batcher.
+func (s *session) Batch(ctx context.Context, b ports.Batch) (ports.BatchAnswer, error) {
+	ctx, end, err := s.begin(ctx)
+	if err != nil {
+		return ports.BatchAnswer{}, err
+	}
+	defer end()
+
+	ids, codes, fenced := batchCodes(b)
+	args := []any{idArray(ids), string(codes)}
+	arrives := b.Liveness > 0 && s.before == ""
+	if arrives {
+		args = append(args, holderName(b.HolderID))
+	}
+	statement, args := s.pool.form.bind(batchStatement(len(b.Unlocks) > 0, len(b.Tries) > 0, fenced, arrives, b.Liveness), args...)
+	var pid, room int
+	var database, unlocked, tried string
+	var recovering bool
+	var token int64
+	var before, ignore sql.NullString
+	doubted := s.doubt
+	s.doubt = true // until the answer says what the session holds
+	err = s.query(ctx, statement, args, &pid, &database, &recovering, &unlocked, &tried, &token, &room, &before, &ignore)
+	switch {
+	case sqlState(err) == outOfMemory:
+		err = fmt.Errorf("%w: raise max_locks_per_transaction: %w", ports.ErrTooManyLocks, err)
+	case err == nil && ctx.Err() != nil: // see Lock
+		err = context.Cause(ctx)
+	case err == nil:
+		err = s.samePID(pid)
+	}
+	if err != nil {
+		return ports.BatchAnswer{}, err
+	}
+	if before.Valid {
+		s.before, s.liveness = before.String, b.Liveness
+	}
+	if recovering {
+		return ports.BatchAnswer{}, errRecovery
+	}
+	if len(unlocked) != len(b.Unlocks) || len(tried) != len(b.Tries) {
+		return ports.BatchAnswer{}, fmt.Errorf("the server answered %q, %q to %d unlocks and %d tries", unlocked, tried, len(b.Unlocks), len(b.Tries))
+	}
+	s.doubt = doubted
+	a := ports.BatchAnswer{PID: pid, Database: database, Token: ports.Token(token), LockTable: room}
+	for i, u := range b.Unlocks {
+		a.Unlocked = append(a.Unlocked, unlocked[i] == answerYes)
+		delete(s.locks, u.ID)
+	}
+	for i, t := range b.Tries {
+		granted := tried[i] != answerNo
+		a.Granted = append(a.Granted, granted)
+		if granted {
+			s.locks[t.ID] = t.Mode
+		}
+	}
+	return a, nil
+}
+
 // Unlock implements ports.Session.
 func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, error) {
 	ctx, end, err := s.begin(ctx)
@@ -394,7 +462,8 @@ func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, 
 	template := exclusiveOr(mode, unlockExclusive, unlockShared)
 	var held bool
 	dest := []any{&held}
-	if _, ours := s.locks[id]; len(s.locks) == 0 || ours && len(s.locks) == 1 {
+	// Only somebody else's statements can have taken locks that are not known.
+	if _, ours := s.locks[id]; s.borrowed && (len(s.locks) == 0 || ours && len(s.locks) == 1) {
 		template += thenAll
 		dest = append(dest, new(any)) // it is void
 	}
@@ -405,6 +474,47 @@ func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, 
 	}
 	delete(s.locks, id)
 	return held, nil
+}
+
+// Exchange implements ports.Exchanger.
+func (s *session) Exchange(ctx context.Context, id int64, mode ports.Mode, r ports.LockRequest) (bool, ports.Grant, error) {
+	ctx, end, err := s.begin(ctx)
+	if err != nil {
+		return false, ports.Grant{}, err
+	}
+	defer end()
+
+	if s.before == "" || s.borrowed || r.Fencing || r.Wait > 0 || len(s.locks) > 1 {
+		return false, ports.Grant{}, errors.New("this session cannot exchange its lock for that one")
+	}
+	s.doubt = true // until the answer says what the session holds
+	delete(s.locks, id)
+	state, sent := s.tenancy(r), time.Now()
+	var held bool
+	var pid int
+	var granted sql.NullBool // null in recovery
+	dest := append(make([]any, 0, 4), &held, &pid, &granted)
+	if state == renewing {
+		dest = append(dest, new(string))
+	}
+	statement, args := s.pool.form.bind(exchangeStatement(mode, r, state), id, r.ID)
+	if err := s.query(ctx, statement, args, dest...); err != nil {
+		return false, ports.Grant{}, err
+	}
+	if err := s.samePID(pid); err != nil {
+		return false, ports.Grant{}, err
+	}
+	s.doubt = false
+	if state == renewing {
+		s.named = sent
+	}
+	if granted.Bool {
+		s.locks[r.ID] = r.Mode
+	}
+	if !granted.Valid {
+		return held, ports.Grant{}, errRecovery
+	}
+	return held, ports.Grant{Granted: granted.Bool, PID: pid, Database: s.database}, nil
 }
 
 // Check implements ports.Session.
@@ -512,7 +622,7 @@ func (s *session) destroy() {
 	select {
 	case <-s.idle:
 	default:
-		s.interrupt()
+		s.stopCommand()
 		<-s.idle
 	}
 	defer func() { s.idle <- struct{}{} }()
@@ -559,9 +669,10 @@ func (s *session) evict() {
 // ids are the locks of the session.
 func (s *session) ids() []int64 { return slices.Collect(maps.Keys(s.locks)) }
 
-// interrupt gets a command that is running to return.
-func (s *session) interrupt() {
-	if s.pool.driver.Interrupt != nil && s.pool.driver.Interrupt(s.driverConn) {
+// stopCommand gets a command that is running to return.
+func (s *session) stopCommand() {
+	if s.interrupt != nil {
+		s.interrupt()
 		return
 	}
 	if s.lent.Load() {
@@ -587,6 +698,7 @@ const (
 	lockTimeout           = "55P03" // lock_not_available, by lock_timeout
 	queryCanceled         = "57014" // by statement_timeout or pg_cancel_backend
 	deadlockDetected      = "40P01"
+	outOfMemory           = "53200" // of the lock table, mostly
 	inFailedTransaction   = "25P02"
 	duplicateStatement    = "42P05"
 	unknownStatement      = "26000"

@@ -47,11 +47,11 @@ type Driver struct {
 	// trip more.
 	Unprepared any
 
-	// Interrupt makes a command that is running on a driver's connection
-	// return soon, by closing its socket. It is called concurrently with that
-	// command, and reports whether it could. Without it, commands are
-	// interrupted through their context.
-	Interrupt func(driverConn any) bool
+	// Interrupt returns a function that makes a command that is running on a
+	// driver's connection return at once, by closing its socket. That is called
+	// concurrently with the command. Without it, or where it returns nil,
+	// commands are interrupted through their context.
+	Interrupt func(driverConn any) (interrupt func())
 
 	// Close ends a connection, with no command running, so that the server
 	// ends the session; and reports whether it could. Without it, the session

@@ -34,7 +34,8 @@ const (
 // in the top 16 bits, and 48 bits of the transaction's number. The message makes
 // the transaction one that is flushed to disk when it commits, so its number is
 // not given out again after a crash.
-const lockToken = `CASE WHEN granted IS NOT TRUE OR pg_logical_emit_message(true, 'holdfast', '') IS NULL` +
+const lockToken = `CASE WHEN granted IS NOT TRUE` + tokenThen
+const tokenThen = ` OR pg_logical_emit_message(true, 'holdfast', '') IS NULL` +
 	` OR set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true) IS NULL THEN 0` +
 	` ELSE (('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint << 48) | (pg_current_xact_id()::text::bigint & 281474976710655) END`
 
@@ -80,6 +81,9 @@ func lockStatement(r ports.LockRequest, t tenancy) string {
 	if r.Wait > 0 {
 		lock = exclusiveOr(r.Mode, waitExclusive, waitShared)
 	}
+	if !r.Fencing && (t == passing || t == settled) {
+		return `SELECT pg_backend_pid(), ` + lock // the plain case has to be short
+	}
 	lock += ` AS granted`
 	token := ""
 	if r.Fencing {
@@ -101,13 +105,114 @@ func lockStatement(r ports.LockRequest, t tenancy) string {
 	if t == renewing {
 		q = `SELECT ` + renewName + ` AS name, pg_backend_pid() AS pid, `
 	}
-	switch {
-	case r.Fencing:
-		return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
-	case t == renewing:
-		return `SELECT pid, granted FROM (` + q + lock + within
+	return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
+}
+
+// A statement for a batch is built in the same way. In $1 it has the IDs, in $2
+// a character for each, and it answers with a character for each, in order.
+//
+//  1. As above, and the unlocks.
+//  2. The tries. They look at the answer of 1, so that they come after it: an ID
+//     may be in both.
+//  3. The fencing token, when all locks are taken: the transaction's number is
+//     drawn when it is first asked for, and a lock that was taken after that
+//     may have had a holder meanwhile whose number is greater.
+const (
+	batchOf    = ` FROM unnest($1::text::bigint[], string_to_array($2::text, NULL)) WITH ORDINALITY AS u (id, what, n) WHERE what `
+	unlockCode = `IN ('` + string(codeUnlock) + `', '` + string(codeUnlockShared) + `')`
+
+	batchUnlocks = `(SELECT string_agg(CASE WHEN CASE what WHEN '` + string(codeUnlock) + `' THEN pg_advisory_unlock(id) ELSE pg_advisory_unlock_shared(id) END` +
+		` THEN '` + string(answerYes) + `' ELSE '` + string(answerNo) + `' END, '' ORDER BY n)` + batchOf + unlockCode + `)`
+	batchTries = `(SELECT string_agg(CASE WHEN recovering OR unlocked IS NULL THEN '` + string(answerNo) + `'` +
+		` WHEN CASE lower(what) WHEN '` + string(codeTry) + `' THEN pg_try_advisory_lock(id) WHEN '` + string(codeTryShared) + `' THEN pg_try_advisory_lock_shared(id) ELSE true END` +
+		` THEN CASE WHEN what = lower(what) THEN '` + string(answerYes) + `' ELSE '` + string(answerFenced) + `' END ELSE '` + string(answerNo) + `' END, '' ORDER BY n)` + batchOf + `NOT ` + unlockCode + `)`
+
+	batchNone = `''::text`
+
+	batchToken = `CASE WHEN strpos(tried, '` + string(answerFenced) + `') = 0` + tokenThen
+	batchTook  = `CASE WHEN translate(tried, '` + string(answerNo) + `', '') <> '' THEN `
+
+	// lockTable is how many locks the server has room for, at the least.
+	lockTable = `current_setting('max_locks_per_transaction')::bigint * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)`
+)
+
+// What is wanted of one ID in a batch, and what came of it. An upper case letter
+// asks for a fencing token, too.
+const (
+	codeUnlock       = 'u'
+	codeUnlockShared = 'v'
+	codeTry          = 'x'
+	codeTryShared    = 's'
+	codeHeld         = 'h' // take nothing
+	toFenced         = 'a' - 'A'
+
+	answerNo     = '0'
+	answerYes    = '1'
+	answerFenced = '2' // yes, and wants a token
+)
+
+// batchStatement builds the statement of a batch with or without unlocks, with or
+// without tries: planning it costs as much as all else where it is not prepared.
+// Its arguments are the IDs, the codes, and, if the session is arriving, the
+// holder's name.
+func batchStatement(unlocks, tries, fenced, arrives bool, liveness time.Duration) string {
+	unlocked, tried := batchNone, batchNone
+	token, before, arrival, room := `0::bigint`, `NULL::text`, `NULL::text`, `0::bigint`
+	if unlocks {
+		unlocked = batchUnlocks
 	}
-	return q + lock
+	if tries {
+		tried = batchTries
+	}
+	if fenced {
+		token = batchToken
+	}
+	if arrives {
+		set, was := holderSettings(liveness, 3)
+		before, arrival, room = batchTook+was+` END`, `CASE WHEN before IS NOT NULL THEN `+set+` END`, lockTable
+	}
+	return `SELECT pid, database, recovering, unlocked, tried, token, ` + room + `, before, ` + arrival +
+		` FROM (SELECT pid, database, recovering, unlocked, tried, ` + token + ` AS token, ` + before + ` AS before` +
+		` FROM (SELECT pid, database, recovering, unlocked, ` + tried + ` AS tried` +
+		` FROM (SELECT pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering, ` + unlocked + ` AS unlocked OFFSET 0)` +
+		` AS a OFFSET 0) AS b OFFSET 0) AS c`
+}
+
+// batchCodes are the arguments of batchStatement for a batch.
+func batchCodes(b ports.Batch) (ids []int64, codes []byte, fenced bool) {
+	for _, u := range b.Unlocks {
+		ids, codes = append(ids, u.ID), append(codes, codeOf(u.Mode, codeUnlock, codeUnlockShared))
+	}
+	for _, t := range b.Tries {
+		code := codeOf(t.Mode, codeTry, codeTryShared)
+		if t.Held {
+			code = codeHeld
+		}
+		if t.Fencing {
+			code -= toFenced
+			fenced = true
+		}
+		ids, codes = append(ids, t.ID), append(codes, code)
+	}
+	return ids, codes, fenced
+}
+
+func codeOf(mode ports.Mode, exclusive, shared byte) byte {
+	if mode == ports.Shared {
+		return shared
+	}
+	return exclusive
+}
+
+// exchangeStatement gives the lock $1 back and tries $2. It answers with whether
+// the first was held, and then as lockStatement does without fencing.
+func exchangeStatement(mode ports.Mode, next ports.LockRequest, t tenancy) string {
+	try := strings.ReplaceAll(exclusiveOr(next.Mode, tryExclusive, tryShared), `$1`, `$2`)
+	statement := exclusiveOr(mode, unlockExclusive, unlockShared) + `, pg_backend_pid(), ` + try
+	if t == renewing {
+		statement += `, ` + renewName
+	}
+	return statement
 }
 
 const (
@@ -136,10 +241,11 @@ const (
 	clearShared    = `SELECT coalesce(bool_and(pg_advisory_unlock_shared($1::bigint)), true)` + ownLocks + ` AND mode = 'ShareLock' AND ` + ownID + ` = $1::bigint`
 
 	signOfLife = `SELECT pg_backend_pid()`
-	// countHeld counts which of the IDs in $1 the session holds.
-	countHeld = `SELECT pg_backend_pid(), count(DISTINCT ` + ownID + `)` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])`
+	// countHeld counts which of the IDs in $1 the session holds. They may be
+	// tens of thousands: an ANY would compare each with each.
+	countHeld = `SELECT pg_backend_pid(), count(*) FROM (SELECT ` + ownID + ownLocks + ` INTERSECT SELECT unnest($1::text::bigint[])) AS held`
 	// countHeldBy counts the same of process $2.
-	countHeldBy = `SELECT count(DISTINCT ` + ownID + `)` + granted + ` AND pid = $2::bigint AND ` + ownID + ` = ANY ($1::text::bigint[])`
+	countHeldBy = `SELECT count(*) FROM (SELECT ` + ownID + granted + ` AND pid = $2::bigint INTERSECT SELECT unnest($1::text::bigint[])) AS held`
 	// pinHeld counts what countHeld does, and has the transaction that it runs in hold each
 	// lock too, until it ends: a session may have a lock twice. Until then
 	// tcp_user_timeout is off: see patient.

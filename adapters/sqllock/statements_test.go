@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -110,6 +111,23 @@ func FuzzAHolderIDIsHarmlessAndFoundAgain(f *testing.F) {
 				if state == arriving && (len(values) != 1 || values[0] != name) || state != arriving && len(values) > 0 {
 					t.Errorf("%q: the literals %q in %q", id, values, statement)
 				}
+			}
+		}
+
+		for i := range 16 {
+			unlocks, tries, fenced, arrives := i&1 > 0, i&2 > 0, i&4 > 0, i&8 > 0
+			statement, _ := inText.bind(batchStatement(unlocks, tries, fenced, arrives, time.Minute), "{1}", "x", name)
+			values, around, err := literals(statement)
+			if err != nil || strings.Contains(around, "$") {
+				t.Fatalf("%q: %v in %q", id, err, statement)
+			}
+			for _, v := range values {
+				if v != name && v != "{1}" && v != "x" {
+					t.Errorf("%q: the literal says %q", id, v)
+				}
+			}
+			if name != "x" && slices.Contains(values, name) != arrives {
+				t.Errorf("%q in %q", id, statement)
 			}
 		}
 
@@ -241,6 +259,7 @@ func TestNoStatementOfPairsIsAboutABigint(t *testing.T) {
 	statements := []string{
 		unlockExclusive, unlockShared, unlockExclusive + thenAll, clearExclusive, clearShared, countHeld, countHeldBy, pinHeld, evict, inspect,
 		txTryExclusive, txTryShared, txWaitExclusive, txWaitShared,
+		batchStatement(true, true, true, true, time.Minute), batchStatement(true, false, false, false, 0), batchStatement(false, true, false, false, 0),
 	}
 	for _, r := range requests() {
 		for _, state := range []tenancy{passing, arriving, settled, renewing} {
@@ -260,6 +279,19 @@ func TestNoStatementOfPairsIsAboutABigint(t *testing.T) {
 		if same, _ := asArguments.bind(statement); same != statement {
 			t.Errorf("%s became %s", statement, same)
 		}
+	}
+}
+
+func TestABatchTravelsAsIDsAndALetterForEach(t *testing.T) {
+	ids, codes, fenced := batchCodes(ports.Batch{
+		Unlocks: []ports.Unlock{{ID: 1}, {ID: 2, Mode: ports.Shared}},
+		Tries:   []ports.Try{{ID: 1, Mode: ports.Shared}, {ID: 3}, {ID: 4, Held: true, Fencing: true}, {ID: 5, Fencing: true}, {ID: 6, Mode: ports.Shared, Fencing: true}},
+	})
+	if !slices.Equal(ids, []int64{1, 2, 1, 3, 4, 5, 6}) || string(codes) != "uvsxHXS" || !fenced {
+		t.Errorf("%v %s %v", ids, codes, fenced)
+	}
+	if _, _, fenced := batchCodes(ports.Batch{Tries: []ports.Try{{ID: 1}}}); fenced {
+		t.Error("a token that nobody wants")
 	}
 }
 

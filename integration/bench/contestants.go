@@ -73,6 +73,8 @@ func everybody() []contestant {
 		raw("raw SQL, pgx", wire.PGX),
 		own("Holdfast, lib/pq", wire.PQ, mostConnections),
 		own("Holdfast, pgx", wire.PGX, mostConnections),
+		own("Holdfast, one shared session, lib/pq", wire.PQ, unlimited, pglock.WithSharedSessions(1)),
+		own("Holdfast, one shared session, pgx", wire.PGX, unlimited, pglock.WithSharedSessions(1)),
 		{name: peers.GoPglock, driver: wire.PGX, advisory: true, mostHeld: mostConnections, open: openAdvisory},
 		{name: "goose/v3/lock " + version("github.com/pressly/goose/v3"), driver: wire.PGX, advisory: true, asks: goosePeriod, mostHeld: mostConnections, open: openGoose},
 		{name: peers.Cirello, driver: wire.PQ, asks: leaseDuration, mostHeld: mostLeases, open: openLeases},

@@ -43,6 +43,9 @@ type rules struct {
 	silence time.Duration
 	// sessions: locks live on sessions, so that all are lost when those end.
 	sessions bool
+	// unasked is how old a hold may be that is passed on within its process when
+	// it is released, which does not ask the server whether the lock is there.
+	unasked time.Duration
 }
 
 // verdict is what check found.
@@ -78,7 +81,7 @@ func check(holds []hold, faults []fault, r rules) verdict {
 		v.tokens = append(v.tokens, disorder(held, faults)...)
 	}
 	if r.sessions {
-		v.untold = untold(holds, faults)
+		v.untold = r.untold(holds, faults)
 	}
 	return v
 }
@@ -191,11 +194,16 @@ func bornLate(h hold, faults []fault) bool {
 }
 
 // untold finds holds that a fault must have ended, of which the holder was told
-// that the server had them until the release.
-func untold(holds []hold, faults []fault) (found []hold) {
+// that the server had them until the release. One that may have been passed on
+// counts when its process had the time to learn of the fault.
+func (r rules) untold(holds []hold, faults []fault) (found []hold) {
 	for _, h := range holds {
 		if h.outcome == released && slices.ContainsFunc(faults, func(f fault) bool {
-			return f.severed(h) && h.start < f.begin && f.end < h.end
+			learns := f.end
+			if h.end-h.start <= r.unasked {
+				learns += r.notice[h.driver]
+			}
+			return f.severed(h) && h.start < f.begin && learns < h.end
 		}) {
 			found = append(found, h)
 		}

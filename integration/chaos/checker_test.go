@@ -40,7 +40,7 @@ func random(seeds ...uint64) *rand.Rand {
 }
 
 func TestTheCheckerTellsForgedHistoriesApart(t *testing.T) {
-	r := rules{notice: map[string]time.Duration{"d": 500 * ms}, silence: 4 * s, sessions: true}
+	r := rules{notice: map[string]time.Duration{"d": 500 * ms}, silence: 4 * s, sessions: true, unasked: 800 * ms}
 	restart := fault{kind: "restart", begin: 1 * s, end: 2 * s, ended: true}
 	type want struct{ overlaps, gaps, late, untold, tokens int }
 	for _, c := range []struct {
@@ -102,6 +102,10 @@ func TestTheCheckerTellsForgedHistoriesApart(t *testing.T) {
 		{"a loss that was told", []hold{forged(1, 0, 3*s, as(lost))}, []fault{restart}, want{}},
 		{"a hold that began meanwhile", []hold{forged(1, 1500*ms, 3*s)}, []fault{restart}, want{}},
 		{"a fault that ends no session", []hold{forged(1, 0, 3*s)}, []fault{{kind: "slow", begin: 1 * s, end: 2 * s}}, want{}},
+
+		{"a loss of one that was passed on", []hold{forged(1, 900*ms, 1100*ms)}, []fault{terminated(1*s, 1)}, want{}},
+		{"a loss of one that was passed on in spite of all", []hold{forged(1, 900*ms, 1600*ms)}, []fault{terminated(1*s, 1)}, want{untold: 1}},
+		{"a loss of one that was too old to be passed on", []hold{forged(1, 100*ms, 1100*ms)}, []fault{terminated(1*s, 1)}, want{untold: 1}},
 
 		{"tokens grow", []hold{forged(1, 0, 1*s, token(5)), forged(2, 1*s, 2*s, token(6))}, nil, want{}},
 		{"a token is repeated", []hold{forged(1, 0, 1*s, token(5)), forged(2, 1*s, 2*s, token(5))}, nil, want{tokens: 1}},

@@ -41,14 +41,19 @@ type library struct {
 	// fenced: its transactions cannot commit once the lock is lost, so that
 	// it is worth trying.
 	fenced bool
-	open   func(ctx context.Context, db *sql.DB, driver, holder string) (locker, error)
+	// unasked is how long after its grant a lock may be passed on within a
+	// process, without asking the server whether it is still there.
+	unasked time.Duration
+	open    func(ctx context.Context, db *sql.DB, driver, holder string) (locker, error)
 }
 
 var (
-	holdfast     = library{"Holdfast", true, true, true, true, openHoldfast}
-	goPglock     = library{peers.GoPglock, true, false, true, false, openGoPglock}
-	cirello      = library{peers.Cirello, false, false, false, false, openCirello}
-	allLibraries = []library{holdfast, goPglock, cirello}
+	// A lock is passed on for 50 ms; the rest is for the machine.
+	holdfast       = library{"Holdfast", true, true, true, true, 100 * time.Millisecond, openHoldfast}
+	holdfastShared = library{"Holdfast, shared sessions", true, true, true, false, time.Hour, openHoldfastShared}
+	goPglock       = library{peers.GoPglock, true, false, true, false, 0, openGoPglock}
+	cirello        = library{peers.Cirello, false, false, false, false, 0, openCirello}
+	allLibraries   = []library{holdfast, holdfastShared, goPglock, cirello}
 )
 
 // request is one attempt to take a key.
@@ -82,8 +87,16 @@ type held interface {
 type holdfastLocker struct{ *pglock.Manager }
 
 func openHoldfast(_ context.Context, db *sql.DB, driver, holder string) (locker, error) {
+	return newHoldfast(db, driver, holder), nil
+}
+
+func openHoldfastShared(_ context.Context, db *sql.DB, driver, holder string) (locker, error) {
+	return newHoldfast(db, driver, holder, pglock.WithSharedSessions(2)), nil
+}
+
+func newHoldfast(db *sql.DB, driver, holder string, opts ...pglock.Option) locker {
 	create := map[string]func(*sql.DB, ...pglock.Option) *pglock.Manager{pq: pqlock.New, pgx: pgxlock.New}[driver]
-	return holdfastLocker{create(db, pglock.WithHolderID(holder), pglock.WithLivenessWindow(window))}, nil
+	return holdfastLocker{create(db, append(opts, pglock.WithHolderID(holder), pglock.WithLivenessWindow(window))...)}
 }
 
 func (l holdfastLocker) acquire(ctx context.Context, r request) (held, error) {

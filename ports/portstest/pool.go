@@ -237,6 +237,14 @@ var poolLaws = []law[Pool]{
 			func(s ports.Session) error { _, err := s.Check(bg, true); return err },
 			func(s ports.Session) error { _, err := s.Unlock(bg, testID, ports.Exclusive); return err },
 			func(s ports.Session) error { _, err := s.Lock(bg, ports.LockRequest{ID: testID + 1}); return err },
+			func(s ports.Session) error {
+				b, ok := s.(ports.Batcher)
+				if !ok {
+					return ports.ErrSessionEnded
+				}
+				_, err := b.Batch(bg, ports.Batch{Unlocks: []ports.Unlock{{ID: testID}}})
+				return err
+			},
 		} {
 			s := p.open(t)
 			g := p.lock(t, s, testID, ports.Exclusive, 0)
@@ -298,6 +306,140 @@ var poolLaws = []law[Pool]{
 			s.Recycle(bg)
 		}
 	}},
+	{"an exchange is a release and a try", "An Exchanger gives one lock back and tries another, whose modes may differ, and tells the truth of both.", func(t *testing.T, p Pool) {
+		s, rival := p.open(t), p.open(t)
+		ex, ok := s.(ports.Exchanger)
+		if !ok {
+			t.Skip("the sessions of this pool do not exchange locks")
+		}
+		const liveness = 15 * time.Second
+		for _, from := range []ports.Mode{ports.Exclusive, ports.Shared} {
+			for _, to := range []ports.Mode{ports.Exclusive, ports.Shared} {
+				g, err := s.Lock(bg, ports.LockRequest{ID: testID, Mode: from, HolderID: "laws", Liveness: liveness})
+				if err != nil || !g.Granted {
+					t.Fatal(g, err)
+				}
+				next := ports.LockRequest{ID: math.MinInt64, Mode: to, HolderID: "laws", Liveness: liveness}
+				for range 2 { // there, and back
+					held, got, err := ex.Exchange(bg, testID, from, next)
+					if err != nil || !held || !got.Granted || got.PID != g.PID {
+						t.Fatal(held, got, err)
+					}
+					p.heldBy(t, testID, from)
+					p.heldBy(t, next.ID, to, g.PID)
+					held, got, err = ex.Exchange(bg, next.ID, to, ports.LockRequest{ID: testID, Mode: from, HolderID: "laws", Liveness: liveness})
+					if err != nil || !held || !got.Granted {
+						t.Fatal(held, got, err)
+					}
+				}
+				// The other lock is taken: then nothing is held.
+				p.lock(t, rival, next.ID, ports.Exclusive, 0)
+				if held, got, err := ex.Exchange(bg, testID, from, next); err != nil || !held || got.Granted {
+					t.Fatal(held, got, err)
+				}
+				p.heldBy(t, testID, from)
+				p.unlock(t, rival, next.ID, ports.Exclusive)
+				if _, err := s.Check(bg, true); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if !s.Recycle(bg) || !rival.Recycle(bg) {
+			t.Error("a session that holds nothing was destroyed")
+		}
+	}},
+	{"a batch is answered one by one", "A Batcher gives back and tries many locks in one go, and answers each in its place.", func(t *testing.T, p Pool) {
+		s, rival := p.open(t), p.open(t)
+		if _, ok := s.(ports.Batcher); !ok {
+			s.Recycle(bg)
+			rival.Recycle(bg)
+			return // it is optional, and the law is about those who offer it
+		}
+		p.lock(t, rival, testID+1, ports.Exclusive, 0)
+		p.lock(t, rival, testID+3, ports.Shared, 0)
+		a := p.batch(t, s, nil, []ports.Try{{ID: testID}, {ID: testID + 1}, {ID: testID + 2, Mode: ports.Shared}, {ID: testID + 3, Mode: ports.Shared}, {ID: math.MinInt64}, {ID: testID + 3 + 1<<32}})
+		if !slices.Equal(a.Granted, []bool{true, false, true, true, true, true}) || len(a.Unlocked) > 0 || a.PID == 0 || a.Token != 0 {
+			t.Fatalf("%+v", a)
+		}
+		p.heldBy(t, testID, ports.Exclusive, a.PID)
+		p.heldBy(t, testID+2, ports.Shared, a.PID)
+		p.heldBy(t, math.MinInt64, ports.Exclusive, a.PID)
+		p.check(t, s)
+		p.unlock(t, rival, testID+1, ports.Exclusive)
+		p.unlock(t, rival, testID+3, ports.Shared)
+		a = p.batch(t, s, []ports.Unlock{{ID: testID}, {ID: testID + 2, Mode: ports.Shared}, {ID: testID + 3, Mode: ports.Shared}, {ID: math.MinInt64}}, []ports.Try{{ID: testID + 1}})
+		if !slices.Equal(a.Unlocked, []bool{true, true, true, true}) || !slices.Equal(a.Granted, []bool{true}) {
+			t.Fatalf("%+v", a)
+		}
+		for i := range int64(4) {
+			p.heldBy(t, testID+i, ports.Shared)
+		}
+		p.heldBy(t, testID, ports.Exclusive)
+		p.heldBy(t, testID+1, ports.Exclusive, a.PID)
+		p.check(t, s)
+		a = p.batch(t, s, []ports.Unlock{{ID: testID + 1}, {ID: testID + 3 + 1<<32}}, nil)
+		if !slices.Equal(a.Unlocked, []bool{true, true}) {
+			t.Fatalf("%+v", a)
+		}
+		p.heldBy(t, testID+1, ports.Exclusive)
+		s.Recycle(bg)
+		rival.Recycle(bg)
+		p.unused(t)
+	}},
+	{"a batch gives back first", "The unlocks of a batch come before its tries, which may be for the same locks; one of a lock that the session does not have is told.", func(t *testing.T, p Pool) {
+		s := p.open(t)
+		if _, ok := s.(ports.Batcher); !ok {
+			s.Recycle(bg)
+			return
+		}
+		var pid int
+		for i := range 10 {
+			mode, other := ports.Mode(i%2), ports.Mode(1-i%2)
+			if a := p.batch(t, s, nil, []ports.Try{{ID: testID, Mode: mode}}); !slices.Equal(a.Granted, []bool{true}) {
+				t.Fatalf("%+v", a)
+			}
+			a := p.batch(t, s, []ports.Unlock{{ID: testID, Mode: mode}}, []ports.Try{{ID: testID, Mode: other}})
+			if !slices.Equal(a.Unlocked, []bool{true}) || !slices.Equal(a.Granted, []bool{true}) {
+				t.Fatalf("%+v", a)
+			}
+			pid = a.PID
+			p.heldBy(t, testID, mode)
+			p.heldBy(t, testID, other, pid)
+			p.unlock(t, s, testID, other)
+			p.heldBy(t, testID, other)
+		}
+		p.lock(t, s, testID, ports.Exclusive, 0)
+		if a := p.batch(t, s, []ports.Unlock{{ID: testID + 1}, {ID: testID}}, nil); !slices.Equal(a.Unlocked, []bool{false, true}) {
+			t.Fatalf("%+v", a)
+		}
+		s.Destroy()
+		p.unused(t)
+	}},
+	{"a batch draws one token", "A batch whose grants ask for a fencing token gets one that is greater than every one before it; one that has no such grant gets none. A lock that is held is not taken a second time.", func(t *testing.T, p Pool) {
+		s, rival := p.open(t), p.open(t)
+		if _, ok := s.(ports.Batcher); !ok {
+			s.Recycle(bg)
+			rival.Recycle(bg)
+			return
+		}
+		p.lock(t, rival, testID+1, ports.Exclusive, 0)
+		var last ports.Token
+		for i := range 10 {
+			mode := ports.Mode(i % 2)
+			first := p.batch(t, s, nil, []ports.Try{{ID: testID + 1, Fencing: true}, {ID: testID, Mode: mode}})
+			second := p.batch(t, s, nil, []ports.Try{{ID: testID, Mode: mode, Held: true, Fencing: true}, {ID: testID + 2, Fencing: true}})
+			if first.Token != 0 || second.Token <= last || !slices.Equal(second.Granted, []bool{true, true}) {
+				t.Fatalf("%+v, %+v after token %d", first, second, last)
+			}
+			last = second.Token
+			p.batch(t, s, []ports.Unlock{{ID: testID, Mode: mode}, {ID: testID + 2}}, nil)
+			p.heldBy(t, testID, mode)
+		}
+		p.unlock(t, rival, testID+1, ports.Exclusive)
+		s.Recycle(bg)
+		rival.Recycle(bg)
+		p.unused(t)
+	}},
 	{"usage counts", "Usage counts the sessions in use.", func(t *testing.T, p Pool) {
 		before, _ := p.Pool.Usage()
 		a, b := p.open(t), p.open(t)
@@ -357,6 +499,14 @@ func (p Pool) lock(t *testing.T, s ports.Session, id int64, mode ports.Mode, wai
 	g, err := s.Lock(bg, ports.LockRequest{ID: id, Mode: mode, Wait: wait})
 	must(t, err)
 	return g
+}
+
+// batch sends a batch and expects no error.
+func (p Pool) batch(t *testing.T, s ports.Session, unlocks []ports.Unlock, tries []ports.Try) ports.BatchAnswer {
+	t.Helper()
+	a, err := s.(ports.Batcher).Batch(bg, ports.Batch{Unlocks: unlocks, Tries: tries, HolderID: "laws", Liveness: 15 * time.Second})
+	must(t, err)
+	return a
 }
 
 // check makes a full check and expects a server process.
