@@ -1,6 +1,7 @@
 package sqllock
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -311,27 +312,23 @@ const (
 	ofPairs form = 2
 )
 
-// toPairs turns a statement about locks of one bigint into one about those of two
-// integers. The ID stays one number, which the statement splits as
-// ports.IDPair does; pg_locks shows both kinds alike but for objsubid.
-var toPairs = strings.NewReplacer(
-	`lock($1::bigint)`, `lock(($1::bigint >> 32)::int, ($1::bigint << 32 >> 32)::int)`,
-	`shared($1::bigint)`, `shared(($1::bigint >> 32)::int, ($1::bigint << 32 >> 32)::int)`,
-	`lock(id)`, `lock((id >> 32)::int, (id << 32 >> 32)::int)`,
-	`shared(id)`, `shared((id >> 32)::int, (id << 32 >> 32)::int)`,
-	`objsubid = 1`, `objsubid = 2`,
-)
+// ofOne finds what a statement says about a lock of one bigint: the argument of a
+// lock function.
+var ofOne = regexp.MustCompile(`(lock|shared)\((id|\$\d::bigint)\)`)
 
-// pairForms keeps what toPairs has made of each statement. There are few: each has
+// pairForms keeps what inPairs has made of each statement. There are few: each has
 // its arguments beside it, and only the liveness window in its text.
 var pairForms sync.Map
 
-// inPairs is the form of a statement about pairs.
+// inPairs turns a statement about locks of one bigint into one about those of two
+// integers. The ID stays one number, which the statement splits as ports.IDPair
+// does; pg_locks shows both kinds alike but for objsubid.
 func inPairs(statement string) string {
 	if made, ok := pairForms.Load(statement); ok {
 		return made.(string)
 	}
-	made := toPairs.Replace(statement)
+	made := ofOne.ReplaceAllString(statement, `$1(($2 >> 32)::int, ($2 << 32 >> 32)::int)`)
+	made = strings.ReplaceAll(made, `objsubid = 1`, `objsubid = 2`)
 	pairForms.Store(statement, made)
 	return made
 }

@@ -263,17 +263,17 @@ func TestNoStatementOfPairsIsAboutABigint(t *testing.T) {
 	}
 	for _, r := range requests() {
 		for _, state := range []tenancy{passing, arriving, settled, renewing} {
-			statements = append(statements, lockStatement(r, state))
+			statements = append(statements, lockStatement(r, state), exchangeStatement(ports.Shared, r, state))
 		}
 	}
-	ofOne := regexp.MustCompile(`advisory_(xact_)?(un)?lock(_shared)?\([^,()]+\)|objsubid = 1`)
+	bigint := regexp.MustCompile(`advisory_(xact_)?(un)?lock(_shared)?\([^,()]+\)|objsubid = 1`)
 	for _, statement := range statements {
-		if !ofOne.MatchString(statement) {
+		if !bigint.MatchString(statement) {
 			t.Errorf("this says nothing of a lock: %s", statement)
 		}
 		for _, f := range []form{inText | ofPairs, asArguments | ofPairs} {
-			if pairs, _ := f.bind(statement); ofOne.MatchString(pairs) {
-				t.Errorf("%q in %s", ofOne.FindString(pairs), pairs)
+			if pairs, _ := f.bind(statement); bigint.MatchString(pairs) {
+				t.Errorf("%q in %s", bigint.FindString(pairs), pairs)
 			}
 		}
 		if same, _ := asArguments.bind(statement); same != statement {
