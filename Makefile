@@ -12,7 +12,7 @@ PGX_NEWEST = v5.13.0
 RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
 # The modules, by their directories; those of integration need a server.
-MODULES = . adapters/etcdlock pglock/cmd/pglock integration integration/etcd
+MODULES = . adapters/etcdlock adapters/gocronlock adapters/gooselock adapters/migratelock pglock/cmd/pglock integration integration/etcd
 in_each = for module in $(1); do (cd $$module && $(2)) || exit 1; done
 
 GOTESTFLAGS =

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/holdfast-go/holdfast/adapters/memlock"
@@ -379,6 +380,20 @@ func ExampleWithKeyFunc() {
 
 // The window is how long a holder that has vanished may keep the others out. A
 // short one for quick failover; not below what a busy host can keep up with.
+// The neighbour locks with SELECT pg_advisory_lock(7, tenant), in the space of two
+// integers.
+func ExampleWithTwoIntegerKeys() {
+	locks := memlock.New(memlock.NewServer(), pglock.WithTwoIntegerKeys(func(key string) (int32, int32) {
+		tenant, _ := strconv.ParseInt(key, 10, 32)
+		return 7, int32(tenant)
+	}))
+	fmt.Println(locks.KeyID("42"))
+	fmt.Println(ports.IDPair(locks.KeyID("42")))
+	// Output:
+	// 30064771114
+	// 7 42
+}
+
 func ExampleWithLivenessWindow() {
 	configured := 2 * time.Second
 	window := max(configured, pglock.MinLivenessWindow)

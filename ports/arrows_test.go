@@ -33,6 +33,7 @@ var arrows = []arrow{
 	{pkg: "ports", never: []string{"database/sql", "database/sql/*"}},
 	{pkg: "ports/portstest", own: []string{"ports"}},
 	{pkg: "pglock", own: []string{"ports"}, never: []string{"database/sql", "database/sql/*"}},
+	{pkg: "pglock/keys"},
 	{pkg: "adapters/memlock", own: []string{"pglock", "ports"}},
 	{pkg: "adapters/sqllock", own: []string{"pglock", "ports"}},
 	{pkg: "adapters/pqlock", own: []string{"adapters/sqllock", "pglock", "ports"}, other: []string{"github.com/lib/pq"}},
@@ -44,6 +45,9 @@ var arrows = []arrow{
 	{pkg: "adapters/etcdlock", own: []string{"pglock", "ports"},
 		other: []string{"go.etcd.io/etcd/client/v3", "go.etcd.io/etcd/api/v3"},
 		never: []string{"database/sql", "go.etcd.io/etcd/server/v3/*"}},
+	{pkg: "adapters/gocronlock", own: []string{"pglock", "ports"}, other: []string{"github.com/go-co-op/gocron/v2"}, never: []string{"database/sql"}},
+	{pkg: "adapters/gooselock", own: []string{"ports"}, other: []string{"github.com/pressly/goose/v3"}},
+	{pkg: "adapters/migratelock", own: []string{"ports"}, other: []string{"github.com/golang-migrate/migrate/v4"}},
 	{pkg: "pglock/cmd/pglock", own: []string{"adapters/pgxlock", "adapters/sqllock", "pglock", "pglock/keys", "ports"},
 		other: []string{"github.com/jackc/pgx/v5", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys", "golang.org/x/term"}},
 	{pkg: "examples/*", own: []string{"adapters/*", "pglock", "ports"}, other: []string{"github.com/lib/pq", "github.com/jackc/pgx/v5"}},
@@ -61,8 +65,11 @@ var requirements = map[string][]string{
 		"go.opentelemetry.io/otel/metric",
 		"go.opentelemetry.io/otel/trace",
 	},
-	"pglock/cmd/pglock": {module, "github.com/jackc/pgx/v5", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys", "golang.org/x/term"},
-	"adapters/etcdlock": {module, "go.etcd.io/etcd/client/v3", "go.etcd.io/etcd/api/v3"},
+	"adapters/gocronlock":  {module, "github.com/go-co-op/gocron/v2"},
+	"adapters/gooselock":   {module, "github.com/pressly/goose/v3"},
+	"adapters/migratelock": {module, "github.com/golang-migrate/migrate/v4"},
+	"pglock/cmd/pglock":    {module, "github.com/jackc/pgx/v5", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys", "golang.org/x/term"},
+	"adapters/etcdlock":    {module, "go.etcd.io/etcd/client/v3", "go.etcd.io/etcd/api/v3"},
 }
 
 // listed is what the test reads of a package in the output of go list.

@@ -616,3 +616,38 @@ func ExampleSessionLender() {
 	// on the lock's own session: <nil>
 	// lent: <nil> still held: true
 }
+
+// The two spaces of one server: the same number is another lock in each.
+func ExamplePairPool() {
+	ctx := context.Background()
+	var numbers ports.PairPool = memlock.NewServer().Pool()
+	id := ports.PairID(1, 2)
+	for _, pool := range []ports.SessionPool{numbers, numbers.Pairs(), numbers.Pairs()} {
+		session, err := pool.Open(ctx)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer session.Destroy()
+		grant, err := session.Lock(ctx, ports.LockRequest{ID: id})
+		fmt.Println(grant.Granted, err)
+	}
+	// Output:
+	// true <nil>
+	// true <nil>
+	// false <nil>
+}
+
+func ExamplePairID() {
+	fmt.Println(ports.PairID(1, 2), ports.PairID(0, -1), ports.PairID(-1, -1))
+	// Output:
+	// 4294967298 4294967295 -1
+}
+
+func ExampleIDPair() {
+	fmt.Println(ports.IDPair(4294967298))
+	fmt.Println(ports.IDPair(-1))
+	// Output:
+	// 1 2
+	// -1 -1
+}

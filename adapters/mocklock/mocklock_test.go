@@ -305,3 +305,24 @@ func TestMisusePanicsWithASentence(t *testing.T) {
 		}()
 	}
 }
+
+// To the mock, a lock of two integers is a key like any other.
+func TestPairsAreExpectedByTheirKeys(t *testing.T) {
+	db, mock, err := sqlmock.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	locks := mocklock.New(db, mock, pglock.WithTwoIntegerKeys(func(string) (int32, int32) { return 7, 42 }))
+	locks.ExpectAcquire("invoices")
+	locks.ExpectRelease("invoices")
+	err = pglock.Do(t.Context(), locks, "invoices", func(ctx context.Context) error {
+		if lock, ok := pglock.FromContext(ctx); !ok || lock.Info().ID != ports.PairID(7, 42) {
+			t.Error("the lock is not that of the pair")
+		}
+		return nil
+	})
+	if err := errors.Join(err, locks.Close(t.Context()), mock.ExpectationsWereMet()); err != nil {
+		t.Error(err)
+	}
+}

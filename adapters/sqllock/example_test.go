@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/adapters/memlock"
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/pglock/keys"
 	"github.com/holdfast-go/holdfast/ports"
 )
 
@@ -143,6 +144,20 @@ func ExampleTxKeyID() {
 		_, err := tx.ExecContext(ctx, `DELETE FROM invoices WHERE expired`)
 		return err
 	}, sqllock.TxKeyID(locks.KeyID))
+	if err != nil || !ran {
+		log.Print(ran, err)
+	}
+}
+
+// A transaction's lock in the space of two integers, beside a manager's.
+func ExampleTxTwoIntegerKeys() {
+	locks := sqllock.New(db, pglock.WithTwoIntegerKeys(keys.WithAdvisoryLock))
+	defer locks.Close(ctx)
+
+	ran, err := sqllock.TryDoTx(ctx, db, "invoices", func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `DELETE FROM invoices WHERE expired`)
+		return err
+	}, sqllock.TxTwoIntegerKeys(keys.WithAdvisoryLock))
 	if err != nil || !ran {
 		log.Print(ran, err)
 	}

@@ -48,6 +48,13 @@ type pool struct {
 	form   form
 }
 
+var _ ports.PairPool = (*pool)(nil)
+
+// Pairs implements ports.PairPool.
+func (p *pool) Pairs() ports.SessionPool {
+	return &pool{db: p.db, driver: p.driver, form: p.form | ofPairs}
+}
+
 // Usage implements ports.SessionPool.
 func (p *pool) Usage() (inUse, limit int) {
 	stats := p.db.Stats()

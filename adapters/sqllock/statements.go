@@ -1,8 +1,10 @@
 package sqllock
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ports"
@@ -225,8 +227,8 @@ const (
 	restore   = `SELECT count(set_config(key, value, false)) FROM json_each_text($1::json)`
 	unlockAll = `SELECT pg_advisory_unlock_all()::text IS NULL`
 
-	// granted are the advisory locks that sessions hold in the bigint space of
-	// this database, and ownLocks those of this session. pg_locks shows the
+	// granted are the advisory locks that sessions hold in one space of this
+	// database, and ownLocks those of this session. pg_locks shows the
 	// halves of the number as unsigned OIDs; shifting the high one left wraps
 	// to the signed number.
 	granted    = ` FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1` + inDatabase
@@ -313,18 +315,45 @@ func exclusiveOr(mode ports.Mode, exclusive, shared string) string {
 	return exclusive
 }
 
-// form is how a driver takes the numbers of a statement fastest.
-type form bool
+// form is how a statement is to be sent: how its driver takes numbers fastest,
+// and in which space its locks are.
+type form uint8
 
 const (
-	inText      form = false // as literals: one round trip where parameters need a prepared statement
-	asArguments form = true  // as arguments: one round trip where the driver caches prepared statements
+	inText      form = 0 // as literals: one round trip where parameters need a prepared statement
+	asArguments form = 1 // as arguments: one round trip where the driver caches prepared statements
+	// ofPairs, beside one of the others, has the locks be those of two integers.
+	ofPairs form = 2
 )
+
+// ofOne finds what a statement says about a lock of one bigint: the argument of a
+// lock function.
+var ofOne = regexp.MustCompile(`(lock|shared)\((id|\$\d::bigint)\)`)
+
+// pairForms keeps what inPairs has made of each statement. There are few: each has
+// its arguments beside it, and only the liveness window in its text.
+var pairForms sync.Map
+
+// inPairs turns a statement about locks of one bigint into one about those of two
+// integers. The ID stays one number, which the statement splits as ports.IDPair
+// does; pg_locks shows both kinds alike but for objsubid.
+func inPairs(statement string) string {
+	if made, ok := pairForms.Load(statement); ok {
+		return made.(string)
+	}
+	made := ofOne.ReplaceAllString(statement, `$1(($2 >> 32)::int, ($2 << 32 >> 32)::int)`)
+	made = strings.ReplaceAll(made, `objsubid = 1`, `objsubid = 2`)
+	pairForms.Store(statement, made)
+	return made
+}
 
 // bind gives statement its arguments: $1, $2, in order. Only the last one may be
 // a string with a dollar sign in it.
 func (f form) bind(statement string, args ...any) (string, []any) {
-	if f == asArguments {
+	if f&ofPairs != 0 {
+		statement = inPairs(statement)
+	}
+	if f&asArguments != 0 {
 		return statement, args
 	}
 	for i, arg := range args {
