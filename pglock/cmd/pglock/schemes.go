@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/pglock/keys"
 )
 
 // scheme is a way to derive the ID of a lock from a key.
@@ -20,6 +21,13 @@ type scheme struct {
 var schemes = []scheme{
 	{"sha256", "pglock.SHA256Key: Holdfast's default, eventsource-py", always(pglock.SHA256Key)},
 	{"fnv1a", "pglock.FNV1aKey: articles on advisory locks in Go", always(pglock.FNV1aKey)},
+	{"sqlx", "keys.SQLx: PgAdvisoryLock of sqlx for Rust", always(keys.SQLx)},
+	{"river", "keys.River(0): River without a prefix", always(keys.River(0))},
+	{"goodjob", "keys.GoodJob: GoodJob for Ruby", always(keys.GoodJob)},
+	{"django-pglock", "keys.DjangoPGLock: django-pglock", always(keys.DjangoPGLock)},
+	{"django-pglocks", "keys.DjangoPGLocks: django-pglocks, other software", always(keys.DjangoPGLocks)},
+	{"hashtext", "keys.HashText: pg_advisory_lock(hashtext(key))", always(keys.HashText)},
+	{"hashtextextended", "keys.HashTextExtended(0): hashtextextended(key, 0)", always(keys.HashTextExtended(0))},
 	{"number", "the key is the ID, as in pg_advisory_lock(42)", number},
 }
 
