@@ -11,25 +11,31 @@ PGX_NEWEST = v5.13.0
 # The race detector needs a C compiler on most systems.
 RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
+# The modules, by their directories; those of integration need a server.
+MODULES = . adapters/etcdlock adapters/gocronlock adapters/gooselock adapters/migratelock pglock/cmd/pglock integration integration/etcd
+in_each = for module in $(1); do (cd $$module && $(2)) || exit 1; done
+
 GOTESTFLAGS =
 GOTEST = go test -count=1 -timeout 10m $(RACE) $(GOTESTFLAGS)
 SERVERTEST = cd integration && $(GOTEST) -parallel 8
 
-.PHONY: help lint test unit demo bench faults chaos test-docker test-versions test-drivers image
+.PHONY: help lint test unit etcd demo bench faults chaos test-docker test-versions test-drivers image
 
 help: ## list the targets (the default)
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 lint: ## check formatting; vet and staticcheck every module
 	@files=$$(gofmt -l .) && if [ -n "$$files" ]; then echo "gofmt would change:" $$files; exit 1; fi
-	go vet ./... && go run $(STATICCHECK) ./...
-	cd integration && go vet ./... && go run $(STATICCHECK) ./...
+	$(call in_each,$(MODULES),go vet ./... && go run $(STATICCHECK) ./...)
 
-test: unit ## run every test
+test: unit etcd ## run every test
 	$(SERVERTEST) -p 1 ./...
 
 unit: ## run the tests that need no server
-	$(GOTEST) ./...
+	$(call in_each,$(filter-out integration%,$(MODULES)),$(GOTEST) ./...)
+
+etcd: ## test the locks on etcd, on a server within the tests
+	cd integration/etcd && $(GOTEST) ./...
 
 demo: ## watch workers hand one lock over, on a server that the demo starts
 	cd integration && go run ./demo

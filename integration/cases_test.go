@@ -749,10 +749,10 @@ type result struct {
 }
 
 // acquireLater takes a key on a goroutine of its own.
-func acquireLater(m *pglock.Manager, key string) <-chan result {
+func acquireLater(m *pglock.Manager, key string, opts ...ports.AcquireOption) <-chan result {
 	c := make(chan result, 1)
 	go func() {
-		lock, err := m.Acquire(bg, key)
+		lock, err := m.Acquire(bg, key, opts...)
 		c <- result{lock, err}
 	}()
 	return c

@@ -2,15 +2,26 @@ module github.com/holdfast-go/holdfast/integration
 
 go 1.25.0
 
-replace github.com/holdfast-go/holdfast => ../
+replace (
+	github.com/holdfast-go/holdfast => ../
+	github.com/holdfast-go/holdfast/adapters/gocronlock => ../adapters/gocronlock
+	github.com/holdfast-go/holdfast/adapters/gooselock => ../adapters/gooselock
+	github.com/holdfast-go/holdfast/adapters/migratelock => ../adapters/migratelock
+)
 
 require (
 	cirello.io/pglock v1.16.1
 	github.com/XSAM/otelsql v0.44.0
 	github.com/allisson/go-pglock/v3 v3.2.0
 	github.com/fergusstrange/embedded-postgres v1.34.0
+	github.com/go-co-op/gocron/v2 v2.16.1
 	github.com/go-redsync/redsync/v4 v4.16.0
+	github.com/golang-migrate/migrate/v4 v4.18.0
+	github.com/google/uuid v1.6.0
 	github.com/holdfast-go/holdfast v0.0.0-00010101000000-000000000000
+	github.com/holdfast-go/holdfast/adapters/gocronlock v0.0.0-00010101000000-000000000000
+	github.com/holdfast-go/holdfast/adapters/gooselock v0.0.0-00010101000000-000000000000
+	github.com/holdfast-go/holdfast/adapters/migratelock v0.0.0-00010101000000-000000000000
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/lib/pq v1.11.2
 	github.com/ory/dockertest/v3 v3.12.0
@@ -49,12 +60,14 @@ require (
 	github.com/gogo/protobuf v1.3.2 // indirect
 	github.com/golang/freetype v0.0.0-20170609003504-e2365dfdc4a0 // indirect
 	github.com/google/shlex v0.0.0-20191202100458-e7afc7fbc510 // indirect
-	github.com/google/uuid v1.6.0 // indirect
 	github.com/hashicorp/errwrap v1.1.0 // indirect
 	github.com/hashicorp/go-multierror v1.1.1 // indirect
+	github.com/jackc/pgerrcode v0.0.0-20220416144525-469b46aa5efa // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
+	github.com/jonboulle/clockwork v0.5.0 // indirect
+	github.com/mfridman/interpolate v0.0.2 // indirect
 	github.com/moby/docker-image-spec v1.3.1 // indirect
 	github.com/moby/sys/user v0.3.0 // indirect
 	github.com/moby/term v0.5.0 // indirect
@@ -63,6 +76,7 @@ require (
 	github.com/opencontainers/runc v1.2.3 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/pmezard/go-difflib v1.0.0 // indirect
+	github.com/robfig/cron/v3 v3.0.1 // indirect
 	github.com/sethvargo/go-retry v0.3.0 // indirect
 	github.com/sirupsen/logrus v1.9.3 // indirect
 	github.com/xeipuuv/gojsonpointer v0.0.0-20190905194746-02993c407bfb // indirect

@@ -9,16 +9,7 @@ import (
 )
 
 func TestSessionPoolsKeepTheLaws(t *testing.T) {
-	each(t, setups, func(t *testing.T, w world) {
-		portstest.TestSessionPool(t, nil, func(t *testing.T) portstest.Pool {
-			return portstest.Pool{
-				Pool:    w.pool(w.db(t, 8)),
-				Holders: func(id int64, mode ports.Mode) []int { return w.holders(t, id, mode) },
-				Waiters: func(id int64) int { return w.waitingFor(t, id) },
-				Kill:    func(pid int) { kill(t, pid) },
-			}
-		})
-	})
+	each(t, setups, poolKeepsTheLaws)
 }
 
 func TestManagersKeepTheLaws(t *testing.T) {
@@ -27,6 +18,26 @@ func TestManagersKeepTheLaws(t *testing.T) {
 
 func TestManagersWithSharedSessionsKeepTheLaws(t *testing.T) {
 	each(t, setups, func(t *testing.T, w world) { keepsTheLaws(t, w, true, pglock.WithSharedSessions(2)) })
+}
+
+func TestPairsKeepTheLaws(t *testing.T) {
+	each(t, setups[:len(drivers)+2], func(t *testing.T, w world) {
+		w = w.inPairs()
+		t.Run("pool", func(t *testing.T) { poolKeepsTheLaws(t, w) })
+		t.Run("manager", func(t *testing.T) { keepsTheLaws(t, w, false) })
+		t.Run("shared", func(t *testing.T) { keepsTheLaws(t, w, true, pglock.WithSharedSessions(2)) })
+	})
+}
+
+func poolKeepsTheLaws(t *testing.T, w world) {
+	portstest.TestSessionPool(t, nil, func(t *testing.T) portstest.Pool {
+		return portstest.Pool{
+			Pool:    w.pool(w.db(t, 8)),
+			Holders: func(id int64, mode ports.Mode) []int { return w.holders(t, id, mode) },
+			Waiters: func(id int64) int { return w.waitingFor(t, id) },
+			Kill:    func(pid int) { kill(t, pid) },
+		}
+	})
 }
 
 func keepsTheLaws(t *testing.T, w world, shared bool, opts ...pglock.Option) {

@@ -17,14 +17,23 @@ func TestAnImporterOfOneAdapterGetsOneDriver(t *testing.T) {
 		"pqlock":  {"github.com/lib/pq", "github.com/jackc/pgx"},
 		"pgxlock": {"github.com/jackc/pgx/v5", "github.com/lib/pq"},
 		"sqllock": {"", "github.com/jackc/pgx github.com/lib/pq"},
+		// Modules of their own bring what they adapt, and no driver.
+		"gocronlock":  {"github.com/go-co-op/gocron/v2", "github.com/jackc/pgx github.com/lib/pq goose golang-migrate"},
+		"gooselock":   {"github.com/pressly/goose/v3", "github.com/jackc/pgx github.com/lib/pq gocron golang-migrate"},
+		"migratelock": {"github.com/golang-migrate/migrate/v4", "github.com/jackc/pgx github.com/lib/pq gocron goose"},
 	} {
 		dir := t.TempDir()
 		write := func(name, content string) {
 			t.Helper()
 			must(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644))
 		}
-		write("go.mod", "module example.com/user\n\ngo 1.25.0\n\nrequire github.com/holdfast-go/holdfast v0.0.0\n\nreplace github.com/holdfast-go/holdfast => "+root+"\n")
-		write("main.go", "package main\n\nimport \"github.com/holdfast-go/holdfast/adapters/"+adapter+"\"\n\nfunc main() { "+adapter+".New(nil) }\n")
+		const holdfast = "github.com/holdfast-go/holdfast"
+		mod := "module example.com/user\n\ngo 1.25.0\n\nrequire " + holdfast + " v0.0.0\n\nreplace " + holdfast + " => " + root + "\n"
+		if module := filepath.Join(root, "adapters", adapter); exists(filepath.Join(module, "go.mod")) {
+			mod += "\nrequire " + holdfast + "/adapters/" + adapter + " v0.0.0\n\nreplace " + holdfast + "/adapters/" + adapter + " => " + module + "\n"
+		}
+		write("go.mod", mod)
+		write("main.go", "package main\n\nimport _ \""+holdfast+"/adapters/"+adapter+"\"\n\nfunc main() {}\n")
 		for _, args := range [][]string{{"mod", "tidy"}, {"build", "-o", os.DevNull, "."}} {
 			cmd := exec.Command("go", args...)
 			cmd.Dir = dir
@@ -33,15 +42,20 @@ func TestAnImporterOfOneAdapterGetsOneDriver(t *testing.T) {
 				t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
 			}
 		}
-		mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		tidied, err := os.ReadFile(filepath.Join(dir, "go.mod"))
 		must(t, err)
-		if want.driver != "" && !strings.Contains(string(mod), want.driver+" v") {
-			t.Errorf("%s: no %s in go.mod:\n%s", adapter, want.driver, mod)
+		if want.driver != "" && !strings.Contains(string(tidied), want.driver+" v") {
+			t.Errorf("%s: no %s in go.mod:\n%s", adapter, want.driver, tidied)
 		}
-		for _, not := range append(strings.Fields(want.not), "dockertest", "embedded-postgres", "go.opentelemetry.io", "go-sqlmock", "goleak") {
-			if strings.Contains(string(mod), not) {
-				t.Errorf("%s: %s is in go.mod:\n%s", adapter, not, mod)
+		for _, not := range append(strings.Fields(want.not), "dockertest", "embedded-postgres", "go.opentelemetry.io", "go-sqlmock", "goleak", "go.etcd.io") {
+			if strings.Contains(string(tidied), not) {
+				t.Errorf("%s: %s is in go.mod:\n%s", adapter, not, tidied)
 			}
 		}
 	}
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
 }

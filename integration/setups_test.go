@@ -153,7 +153,24 @@ type world struct {
 	dsn string
 	// oid is the database's, by which pg_locks names it.
 	oid int
+	// subid is what pg_locks says in objsubid of the locks of this world: 1 for
+	// those of one bigint, 2 for those of two integers.
+	subid int
 }
+
+// inPairs is the same world with all its locks in the space of two integers.
+func (w world) inPairs() world {
+	newManager, newPool := w.new, w.pool
+	w.new = func(db *sql.DB, opts ...pglock.Option) *pglock.Manager {
+		return newManager(db, append(opts, pglock.WithTwoIntegerKeys(sha256Pair))...)
+	}
+	w.pool = func(db *sql.DB) ports.SessionPool { return newPool(db).(ports.PairPool).Pairs() }
+	w.subid = 2
+	return w
+}
+
+// sha256Pair makes the pair whose packed number is that of pglock.SHA256Key.
+func sha256Pair(key string) (first, second int32) { return ports.IDPair(pglock.SHA256Key(key)) }
 
 var databases atomic.Int64
 
@@ -185,7 +202,7 @@ func newWorld(t testing.TB, s setup) world {
 	u, err := url.Parse(server.DSN())
 	must(t, err)
 	u.Path = "/" + name
-	return world{s, u.String(), scan[int](t, `SELECT oid::int FROM pg_database WHERE datname = $1`, name)}
+	return world{s, u.String(), scan[int](t, `SELECT oid::int FROM pg_database WHERE datname = $1`, name), 1}
 }
 
 // db opens a pool of this size; 0 for no bound.
@@ -243,7 +260,7 @@ func scan[T any](t testing.TB, query string, args ...any) (v T) {
 	return v
 }
 
-const advisory = `FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND database = $1
+const advisory = `FROM pg_locks WHERE locktype = 'advisory' AND objsubid = $3 AND database = $1
 	AND ((classid::bigint << 32) | objid::bigint) = $2`
 
 var lockModes = map[ports.Mode]string{ports.Exclusive: "ExclusiveLock", ports.Shared: "ShareLock"}
@@ -251,7 +268,7 @@ var lockModes = map[ports.Mode]string{ports.Exclusive: "ExclusiveLock", ports.Sh
 // holders are the processes that hold a lock in this mode.
 func (w world) holders(t testing.TB, id int64, mode ports.Mode) []int {
 	t.Helper()
-	rows, err := outside.Query(`SELECT pid `+advisory+` AND granted AND mode = $3`, w.oid, id, lockModes[mode])
+	rows, err := outside.Query(`SELECT pid `+advisory+` AND granted AND mode = $4`, w.oid, id, w.subid, lockModes[mode])
 	must(t, err)
 	defer rows.Close()
 	var pids []int
@@ -267,7 +284,7 @@ func (w world) holders(t testing.TB, id int64, mode ports.Mode) []int {
 // held is how many sessions hold a key's lock, in any mode.
 func (w world) held(t testing.TB, key string) int {
 	t.Helper()
-	return scan[int](t, `SELECT count(*) `+advisory+` AND granted`, w.oid, pglock.SHA256Key(key))
+	return scan[int](t, `SELECT count(*) `+advisory+` AND granted`, w.oid, pglock.SHA256Key(key), w.subid)
 }
 
 // waiting is how many sessions wait for a key's lock.
@@ -278,7 +295,7 @@ func (w world) waiting(t testing.TB, key string) int {
 
 func (w world) waitingFor(t testing.TB, id int64) int {
 	t.Helper()
-	return scan[int](t, `SELECT count(*) `+advisory+` AND NOT granted`, w.oid, id)
+	return scan[int](t, `SELECT count(*) `+advisory+` AND NOT granted`, w.oid, id, w.subid)
 }
 
 // locks is how many advisory locks are held in the database.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/holdfast-go/holdfast/adapters/memlock"
@@ -379,6 +380,20 @@ func ExampleWithKeyFunc() {
 
 // The window is how long a holder that has vanished may keep the others out. A
 // short one for quick failover; not below what a busy host can keep up with.
+// The neighbour locks with SELECT pg_advisory_lock(7, tenant), in the space of two
+// integers.
+func ExampleWithTwoIntegerKeys() {
+	locks := memlock.New(memlock.NewServer(), pglock.WithTwoIntegerKeys(func(key string) (int32, int32) {
+		tenant, _ := strconv.ParseInt(key, 10, 32)
+		return 7, int32(tenant)
+	}))
+	fmt.Println(locks.KeyID("42"))
+	fmt.Println(ports.IDPair(locks.KeyID("42")))
+	// Output:
+	// 30064771114
+	// 7 42
+}
+
 func ExampleWithLivenessWindow() {
 	configured := 2 * time.Second
 	window := max(configured, pglock.MinLivenessWindow)
@@ -600,6 +615,31 @@ func ExampleManager_Inspect() {
 	// Output:
 	// worker-1 holds it on server process 1
 	// 0 wait
+}
+
+// What is locked at all? The server knows IDs only; KeyID tells which of them a
+// key has.
+func ExampleManager_InspectAll() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	worker, operator := memlock.New(server, pglock.WithHolderID("worker-1")), memlock.New(server)
+	defer worker.Close(ctx)
+	defer operator.Close(ctx)
+	if _, err := worker.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	all, err := operator.InspectAll(ctx)
+	if err != nil {
+		fmt.Println(err) // ports.ErrUnsupported if the adapter cannot tell
+		return
+	}
+	for _, in := range all {
+		fmt.Println(in.Holders[0].HolderID, "holds", in.ID, "which is invoices:", in.ID == operator.KeyID("invoices"))
+	}
+	// Output:
+	// worker-1 holds 5268556066836248654 which is invoices: true
 }
 
 // An inspection prints itself for people, and is JSON for code.

@@ -33,7 +33,8 @@ var (
 )
 
 // hold is one granted lock. Its session belongs to one goroutine, the keeper,
-// which watches it, lends it, and settles it at the end.
+// which watches it, lends it, and settles it at the end. One on a warm session
+// gets its keeper when it has lasted for a moment, or is settled without one.
 //
 // With shared sessions, the keeper belongs to a hold without a lock, one for
 // each session; the holds of callers have no session, and a carrier settles

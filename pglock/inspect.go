@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 // Inspection is what the server tells of one key: who holds it and who waits.
 type Inspection struct {
+	// Key is what was asked for; empty in what InspectAll returns.
 	Key string `json:"key"`
 	ID  int64  `json:"id"`
 	// Holders and Waiters are sessions of any process on the same database.
@@ -24,23 +27,49 @@ type Inspection struct {
 // connection of the pool, not the sessions of holds. It returns
 // ports.ErrUnsupported if the adapter cannot tell.
 func (m *Manager) Inspect(ctx context.Context, key string) (Inspection, error) {
-	in := Inspection{Key: key, ID: m.KeyID(key), Holders: []ports.SessionInfo{}, Waiters: []ports.SessionInfo{}}
+	id := m.KeyID(key)
 	inspector, ok := m.pool.(ports.Inspector)
 	if !ok {
-		return in, &ports.LockError{Op: "inspect", Key: key, Err: ports.ErrUnsupported}
+		return inspection(key, id, nil), &ports.LockError{Op: "inspect", Key: key, Err: ports.ErrUnsupported}
 	}
-	infos, err := inspector.Inspect(ctx, in.ID)
+	infos, err := inspector.Inspect(ctx, id)
 	if err != nil {
-		return in, &ports.LockError{Op: "inspect", Key: key, Err: err}
+		return inspection(key, id, nil), &ports.LockError{Op: "inspect", Key: key, Err: err}
 	}
-	for _, i := range infos {
+	return inspection(key, id, infos), nil
+}
+
+// InspectAll asks the server for every lock that anybody holds or waits for in
+// this database, in the order of the IDs; those of the database's other users
+// of advisory locks, too. It knows no keys: an ID does not tell the key that it
+// derives from. It returns ports.ErrUnsupported if the adapter cannot tell.
+func (m *Manager) InspectAll(ctx context.Context) ([]Inspection, error) {
+	lister, ok := m.pool.(ports.Lister)
+	if !ok {
+		return nil, fmt.Errorf("inspect all locks: %w", ports.ErrUnsupported)
+	}
+	locks, err := lister.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("inspect all locks: %w", err)
+	}
+	all := []Inspection{}
+	for _, id := range slices.Sorted(maps.Keys(locks)) {
+		all = append(all, inspection("", id, locks[id]))
+	}
+	return all, nil
+}
+
+// inspection sorts sessions into holders and waiters.
+func inspection(key string, id int64, sessions []ports.SessionInfo) Inspection {
+	in := Inspection{Key: key, ID: id, Holders: []ports.SessionInfo{}, Waiters: []ports.SessionInfo{}}
+	for _, i := range sessions {
 		if i.Granted {
 			in.Holders = append(in.Holders, i)
 		} else {
 			in.Waiters = append(in.Waiters, i)
 		}
 	}
-	return in, nil
+	return in
 }
 
 // String describes the inspection for people, a line a session.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,6 +49,39 @@ func TestInspectTellsWhoHoldsAndWhoWaits(t *testing.T) {
 			t.Errorf("the inspection has pinned sessions: %d", n)
 		}
 		for _, lock := range shared {
+			lock.Release(bg)
+		}
+	})
+}
+
+func TestInspectAllTellsOfEveryLock(t *testing.T) {
+	bubble(t, func(t *testing.T, server *memlock.Server) {
+		a, b := manager(t, server.Pool(), pglock.WithHolderID("a")), manager(t, server.Pool())
+		if all, err := b.InspectAll(bg); err != nil || all == nil || len(all) != 0 {
+			t.Errorf("of no locks: %#v %v", all, err)
+		}
+		locks := []ports.Lock{acquire(t, a, "k", ports.WithShared()), acquire(t, a, "l"), acquire(t, a, "m")}
+		go func() {
+			if lock, err := b.Acquire(bg, "k"); err == nil {
+				lock.Release(bg)
+			}
+		}()
+		time.Sleep(1200 * time.Millisecond) // in the middle of a slice
+		all, err := b.InspectAll(bg)
+		if err != nil || len(all) != len(locks) {
+			t.Fatalf("%+v %v", all, err)
+		}
+		for i, in := range all {
+			if i > 0 && in.ID <= all[i-1].ID {
+				t.Errorf("IDs out of order: %d after %d", in.ID, all[i-1].ID)
+			}
+		}
+		for _, lock := range locks {
+			one, err := b.Inspect(bg, lock.Info().Key)
+			one.Key = "" // the server does not know it
+			if err != nil || !slices.ContainsFunc(all, func(in pglock.Inspection) bool { return reflect.DeepEqual(in, one) }) {
+				t.Errorf("%+v (%v) is not in %+v", one, err, all)
+			}
 			lock.Release(bg)
 		}
 	})

@@ -69,8 +69,8 @@ type Manager struct {
 	// pending has the *contenders that wait for a session, first come first
 	// served.
 	pending list.List
-	// running counts contenders and holds with a goroutine; idle is closed
-	// when the manager is closed and running is 0.
+	// running counts contenders, holds and other things that Close has to wait
+	// for; idle is closed when the manager is closed and running is 0.
 	running int
 	idle    chan struct{}
 	stats   Stats
@@ -119,7 +119,8 @@ type Stats struct {
 }
 
 // NewManager makes a manager of locks on the sessions of pool. Adapters call
-// it; it opens nothing. It panics if pool is nil.
+// it; it opens nothing. It panics if pool is nil, or has no locks of two integers
+// although WithTwoIntegerKeys asks for them.
 func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 	if pool == nil {
 		panic("pglock.NewManager: nil session pool")
@@ -145,6 +146,13 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 			opt(&m.config)
 		}
 	}
+	if m.pairs {
+		p, ok := pool.(ports.PairPool)
+		if !ok {
+			panic(fmt.Sprintf("pglock.NewManager: %T has no locks of two integers; leave WithTwoIntegerKeys out, or use an adapter that has them", pool))
+		}
+		m.pool = p.Pairs()
+	}
 	if m.logger == nil {
 		m.logger = slog.New(slog.DiscardHandler)
 	} else {
@@ -166,7 +174,8 @@ func defaultHolderID() string {
 }
 
 // KeyID returns the advisory-lock ID of key under the manager's namespace and
-// key function. It opens nothing.
+// key function; with WithTwoIntegerKeys, ports.IDPair has the two. It opens
+// nothing.
 func (m *Manager) KeyID(key string) int64 { return m.keyFunc(m.namespace + key) }
 
 // Acquire implements ports.DistributedLock.
@@ -245,10 +254,15 @@ func (m *Manager) Held() []ports.LockInfo {
 	for _, h := range holds {
 		infos = append(infos, h.infos()...)
 	}
+	oldestFirst(infos)
+	return infos
+}
+
+// oldestFirst puts infos into the order of Held.
+func oldestFirst(infos []ports.LockInfo) {
 	slices.SortStableFunc(infos, func(a, b ports.LockInfo) int {
 		return cmp.Or(a.AcquiredAt.Compare(b.AcquiredAt), cmp.Compare(a.Key, b.Key))
 	})
-	return infos
 }
 
 // HeldCount implements ports.LockRegistry.

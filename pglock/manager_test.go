@@ -946,6 +946,8 @@ func TestMisuseAtConstructionPanicsWithASentence(t *testing.T) {
 	for what, misuse := range map[string]func(){
 		"a nil pool":                func() { pglock.NewManager(nil) },
 		"a nil key function":        func() { pglock.WithKeyFunc(nil) },
+		"a nil function of pairs":   func() { pglock.WithTwoIntegerKeys(nil) },
+		"pairs on a pool without":   func() { pglock.NewManager(onlyNumbers{}, pglock.WithTwoIntegerKeys(ones)) },
 		"a nil redaction":           func() { pglock.WithKeyRedaction(nil) },
 		"a short liveness window":   func() { pglock.WithLivenessWindow(time.Second) },
 		"a negative window":         func() { pglock.WithLivenessWindow(-time.Second) },

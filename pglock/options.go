@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/holdfast-go/holdfast/ports"
 )
 
 // DefaultLivenessWindow is the liveness window of a manager that was given
@@ -22,6 +24,7 @@ type Option func(*config)
 type config struct {
 	holderID    string
 	keyFunc     func(string) int64
+	pairs       bool // lock IDs are pairs of integers
 	namespace   string
 	window      time.Duration
 	maxSessions int // 0: derive from the pool
@@ -40,13 +43,28 @@ func WithHolderID(id string) Option {
 
 // WithKeyFunc replaces SHA256Key as the derivation of lock IDs. All processes
 // that are to exclude each other must use one function: it must depend on the
-// key alone and must never change. Any int64 is a valid ID. It panics if f is
-// nil.
+// key alone and must never change. Any int64 is a valid ID. Package keys has the
+// functions of other software. It panics if f is nil.
 func WithKeyFunc(f func(key string) int64) Option {
 	if f == nil {
 		panic("pglock.WithKeyFunc: nil function; leave the option out to use SHA256Key")
 	}
-	return func(c *config) { c.keyFunc = f }
+	return func(c *config) { c.keyFunc, c.pairs = f, false }
+}
+
+// WithTwoIntegerKeys has every lock of the manager be one of two 32-bit integers,
+// which f derives from the key, instead of one bigint: a space of locks of its
+// own, in which others may have theirs. LockInfo.ID and Manager.KeyID pack the
+// two with ports.PairID. What WithKeyFunc says of its function holds for f; of
+// the two options the last one counts. It panics if f is nil; and NewManager
+// does if its pool has no such locks.
+func WithTwoIntegerKeys(f func(key string) (first, second int32)) Option {
+	if f == nil {
+		panic("pglock.WithTwoIntegerKeys: nil function; package keys has some")
+	}
+	return func(c *config) {
+		c.keyFunc, c.pairs = func(key string) int64 { return ports.PairID(f(key)) }, true
+	}
 }
 
 // WithNamespace puts prefix before every key when its ID is derived, so that

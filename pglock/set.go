@@ -11,6 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/ports"
 )
 
+var errNoKeys = errors.New("no keys; name at least one")
+
 // LockSet is one hold of several keys, on one session, or on those of their keys
 // with WithSharedSessions: it is released, and lost, as a whole. Releasing one of its keys by name releases all of it.
 type LockSet struct{ *hold }
@@ -32,7 +34,7 @@ func (s *LockSet) Infos() []ports.LockInfo { return s.infos() }
 // had.
 func (m *Manager) AcquireAll(ctx context.Context, keys []string, opts ...ports.AcquireOption) (*LockSet, error) {
 	if len(keys) == 0 {
-		return nil, &ports.LockError{Op: "acquire", Err: errors.New("no keys; name at least one")}
+		return nil, &ports.LockError{Op: "acquire", Err: errNoKeys}
 	}
 	o := ports.NewAcquireOptions(opts...)
 	ordered := slices.Clone(keys)

@@ -685,7 +685,7 @@ func (c *carrier) take(root *hold) (b batch) {
 		case m.mostHeld > 0:
 			room = min(room, m.mostHeld-m.held-m.asking)
 		case !m.told:
-			room = firstBatch - len(b.asks)
+			room = min(room, firstBatch-m.held-m.asking)
 		}
 		w := a.q.head()
 		switch {

@@ -17,9 +17,9 @@ import (
 // back costs more than the lock itself.
 //
 // A caller who finds a warm session that can be interrupted, and nobody else who
-// wants the key, asks the server from its own goroutine, and a hold on it that is released within
-// keepAfter never gets a keeper: to wake another goroutine, twice for the grant
-// and twice for the release, takes as long as the statements do.
+// wants the key, asks the server from its own goroutine, and a hold on it that is
+// released within keepAfter never gets a keeper: to wake another goroutine, twice
+// for the grant and twice for the release, takes as long as the statements do.
 const (
 	keepWarm  = 50 * time.Millisecond
 	warmAfter = 10

@@ -33,6 +33,7 @@ var arrows = []arrow{
 	{pkg: "ports", never: []string{"database/sql", "database/sql/*"}},
 	{pkg: "ports/portstest", own: []string{"ports"}},
 	{pkg: "pglock", own: []string{"ports"}, never: []string{"database/sql", "database/sql/*"}},
+	{pkg: "pglock/keys"},
 	{pkg: "adapters/memlock", own: []string{"pglock", "ports"}},
 	{pkg: "adapters/sqllock", own: []string{"pglock", "ports"}},
 	{pkg: "adapters/pqlock", own: []string{"adapters/sqllock", "pglock", "ports"}, other: []string{"github.com/lib/pq"}},
@@ -41,18 +42,34 @@ var arrows = []arrow{
 	{pkg: "adapters/otellock", own: []string{"pglock", "ports"},
 		other: []string{"go.opentelemetry.io/otel", "go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel/trace"},
 		never: []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/sdk/*", "database/sql"}},
+	{pkg: "adapters/etcdlock", own: []string{"pglock", "ports"},
+		other: []string{"go.etcd.io/etcd/client/v3", "go.etcd.io/etcd/api/v3"},
+		never: []string{"database/sql", "go.etcd.io/etcd/server/v3/*"}},
+	{pkg: "adapters/gocronlock", own: []string{"pglock", "ports"}, other: []string{"github.com/go-co-op/gocron/v2"}, never: []string{"database/sql"}},
+	{pkg: "adapters/gooselock", own: []string{"ports"}, other: []string{"github.com/pressly/goose/v3"}},
+	{pkg: "adapters/migratelock", own: []string{"ports"}, other: []string{"github.com/golang-migrate/migrate/v4"}},
+	{pkg: "pglock/cmd/pglock", own: []string{"adapters/pgxlock", "adapters/sqllock", "pglock", "pglock/keys", "ports"},
+		other: []string{"github.com/jackc/pgx/v5", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys", "golang.org/x/term"}},
 	{pkg: "examples/*", own: []string{"adapters/*", "pglock", "ports"}, other: []string{"github.com/lib/pq", "github.com/jackc/pgx/v5"}},
 }
 
-// requirements is what the root go.mod may require directly; everything else
-// belongs into the modules of integration.
-var requirements = []string{
-	"github.com/lib/pq",
-	"github.com/jackc/pgx/v5",
-	"github.com/DATA-DOG/go-sqlmock",
-	"go.opentelemetry.io/otel",
-	"go.opentelemetry.io/otel/metric",
-	"go.opentelemetry.io/otel/trace",
+// requirements is what the go.mod of each module that users depend on, by its
+// directory, may require directly; everything else belongs into the modules of
+// integration.
+var requirements = map[string][]string{
+	".": {
+		"github.com/lib/pq",
+		"github.com/jackc/pgx/v5",
+		"github.com/DATA-DOG/go-sqlmock",
+		"go.opentelemetry.io/otel",
+		"go.opentelemetry.io/otel/metric",
+		"go.opentelemetry.io/otel/trace",
+	},
+	"adapters/gocronlock":  {module, "github.com/go-co-op/gocron/v2"},
+	"adapters/gooselock":   {module, "github.com/pressly/goose/v3"},
+	"adapters/migratelock": {module, "github.com/golang-migrate/migrate/v4"},
+	"pglock/cmd/pglock":    {module, "github.com/jackc/pgx/v5", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys", "golang.org/x/term"},
+	"adapters/etcdlock":    {module, "go.etcd.io/etcd/client/v3", "go.etcd.io/etcd/api/v3"},
 }
 
 // listed is what the test reads of a package in the output of go list.
@@ -67,45 +84,68 @@ type listed struct {
 
 func TestArrows(t *testing.T) {
 	lookAtSources(t)
-	packages := make(map[string]listed)
-	for dec := json.NewDecoder(strings.NewReader(goCommand(t, "list", "-deps", "-json=ImportPath,Standard,DepOnly,Module,Imports,Deps", "./..."))); ; {
-		var p listed
-		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
+	for dir := range requirements {
+		packages := make(map[string]listed)
+		for dec := json.NewDecoder(strings.NewReader(goCommand(t, dir, "list", "-deps", "-json=ImportPath,Standard,DepOnly,Module,Imports,Deps", "./..."))); ; {
+			var p listed
+			if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			packages[p.ImportPath] = p
 		}
-		packages[p.ImportPath] = p
-	}
-	found := 0
-	for _, p := range packages {
-		if p.DepOnly {
-			continue
+		found := 0
+		for _, p := range packages {
+			if p.DepOnly {
+				continue
+			}
+			found++
+			for _, fault := range faults(p, packages) {
+				t.Error(fault)
+			}
 		}
-		found++
-		for _, fault := range faults(p, packages) {
-			t.Error(fault)
+		if found == 0 {
+			t.Errorf("go list has found no package of the module in %s", dir)
 		}
-	}
-	if found == 0 {
-		t.Error("go list has found no package of this module")
 	}
 }
 
 func TestRequirementsAreFew(t *testing.T) {
 	lookAtSources(t)
-	var mod struct {
-		Require []struct {
-			Path     string
-			Indirect bool
+	for dir, allowed := range requirements {
+		var mod struct {
+			Require []struct {
+				Path     string
+				Indirect bool
+			}
+		}
+		if err := json.Unmarshal([]byte(goCommand(t, dir, "mod", "edit", "-json")), &mod); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range mod.Require {
+			if !r.Indirect && !slices.Contains(allowed, r.Path) {
+				t.Errorf("%s/go.mod requires %s, which would enter every user's module graph: use it in a module of integration, or add it to the requirements in ports/arrows_test.go", dir, r.Path)
+			}
 		}
 	}
-	if err := json.Unmarshal([]byte(goCommand(t, "mod", "edit", "-json")), &mod); err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range mod.Require {
-		if !r.Indirect && !slices.Contains(requirements, r.Path) {
-			t.Errorf("the root go.mod requires %s, which would enter every user's module graph: use it in integration/, a module of its own, or add it to the requirements in ports/arrows_test.go", r.Path)
+}
+
+func TestEveryModuleOfUsersIsInTheTables(t *testing.T) {
+	lookAtSources(t)
+	for _, pattern := range []string{"adapters/*/go.mod", "pglock/*/go.mod", "pglock/*/*/go.mod"} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range found {
+			dir, err := filepath.Rel(root, filepath.Dir(file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := requirements[filepath.ToSlash(dir)]; !ok {
+				t.Errorf("the module in %s is not in the requirements in ports/arrows_test.go: add it, and its packages to the arrows", dir)
+			}
 		}
 	}
 }
@@ -159,11 +199,11 @@ func orNothing(names []string) string {
 	return "only " + strings.Join(names, ", ")
 }
 
-// goCommand runs the go command at the root of the module.
-func goCommand(t *testing.T, args ...string) string {
+// goCommand runs the go command in a directory, as seen from the root.
+func goCommand(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", args...)
-	cmd.Dir = root
+	cmd.Dir = filepath.Join(root, dir)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -187,8 +227,8 @@ func lookAtSources(t *testing.T) {
 		case strings.HasPrefix(d.Name(), "."):
 			return fs.SkipDir
 		}
-		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
-			return fs.SkipDir // another module
+		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil && strings.HasPrefix(path, filepath.Join(root, "integration")) {
+			return fs.SkipDir // a module that is not for users
 		}
 		return nil
 	})

@@ -523,6 +523,35 @@ func ExampleInspector() {
 	// ended: true <nil>
 }
 
+// A pool whose server tells of all its locks implements Lister; pglock's
+// Manager.InspectAll is made of it.
+func ExampleLister() {
+	ctx := context.Background()
+	var pool ports.SessionPool = memlock.NewServer().Pool()
+	session, err := pool.Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy()
+	for _, id := range []int64{42, 43} {
+		if _, err := session.Lock(ctx, ports.LockRequest{ID: id, HolderID: "worker-1"}); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+
+	lister, ok := pool.(ports.Lister)
+	if !ok {
+		fmt.Println(ports.ErrUnsupported)
+		return
+	}
+	locks, err := lister.List(ctx)
+	fmt.Println(len(locks), "locks; 43 is held by", locks[43][0].HolderID, err)
+	// Output:
+	// 2 locks; 43 is held by worker-1 <nil>
+}
+
 // A session that implements Batcher carries many locks at the price of one
 // statement.
 func ExampleBatcher() {
@@ -586,4 +615,39 @@ func ExampleSessionLender() {
 	// Output:
 	// on the lock's own session: <nil>
 	// lent: <nil> still held: true
+}
+
+// The two spaces of one server: the same number is another lock in each.
+func ExamplePairPool() {
+	ctx := context.Background()
+	var numbers ports.PairPool = memlock.NewServer().Pool()
+	id := ports.PairID(1, 2)
+	for _, pool := range []ports.SessionPool{numbers, numbers.Pairs(), numbers.Pairs()} {
+		session, err := pool.Open(ctx)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer session.Destroy()
+		grant, err := session.Lock(ctx, ports.LockRequest{ID: id})
+		fmt.Println(grant.Granted, err)
+	}
+	// Output:
+	// true <nil>
+	// true <nil>
+	// false <nil>
+}
+
+func ExamplePairID() {
+	fmt.Println(ports.PairID(1, 2), ports.PairID(0, -1), ports.PairID(-1, -1))
+	// Output:
+	// 4294967298 4294967295 -1
+}
+
+func ExampleIDPair() {
+	fmt.Println(ports.IDPair(4294967298))
+	fmt.Println(ports.IDPair(-1))
+	// Output:
+	// 1 2
+	// -1 -1
 }

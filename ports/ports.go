@@ -62,7 +62,8 @@ type LockInfo struct {
 	// Key is the name that the caller gave, byte for byte.
 	Key string
 	// ID is the advisory-lock ID derived from Key. Two keys with one ID
-	// exclude each other.
+	// exclude each other. For a lock of two integers it is what PairID makes of
+	// them; a manager has all its locks in one space or the other.
 	ID int64
 	// Mode is Exclusive or Shared.
 	Mode Mode

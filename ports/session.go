@@ -119,6 +119,14 @@ type Inspector interface {
 	Evict(ctx context.Context, id int64, pid int) (bool, error)
 }
 
+// Lister is an optional interface of a SessionPool whose server tells of all its
+// locks at once.
+type Lister interface {
+	// List returns what Inspector.Inspect would for each ID that anybody holds
+	// or waits for, as of one moment.
+	List(ctx context.Context) (map[int64][]SessionInfo, error)
+}
+
 // Witness is an optional interface of a SessionPool whose server tells whether a
 // session that somebody else is using still has its locks.
 type Witness interface {

@@ -247,6 +247,33 @@ func ExampleWithoutWatch() {
 	// lost: true
 }
 
+// A test looks at the locks of a manager that has those of two integers.
+func ExampleServer_Pairs() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server, pglock.WithTwoIntegerKeys(func(string) (int32, int32) { return 7, 42 }))
+	defer locks.Close(ctx)
+
+	if _, err := locks.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("of one number:", len(server.Holders(ports.PairID(7, 42))))
+	fmt.Println("of two:", len(server.Pairs().Holders(ports.PairID(7, 42))))
+	// Output:
+	// of one number: 0
+	// of two: 1
+}
+
+// A manager with WithTwoIntegerKeys turns its pool into one of pairs by itself.
+func ExamplePool_Pairs() {
+	pool := memlock.NewServer().Pool(memlock.WithLimit(4)).Pairs()
+	inUse, limit := pool.Usage()
+	fmt.Println(inUse, "of", limit)
+	// Output:
+	// 0 of 4
+}
+
 // A pool can be asked, and used without a manager.
 func ExampleServer_Pool() {
 	ctx := context.Background()

@@ -33,14 +33,20 @@ func New(server *Server, opts ...pglock.Option) *pglock.Manager {
 // Server is the in-memory counterpart of one database. The zero value is not
 // useful; NewServer makes one.
 type Server struct {
-	mu        sync.Mutex
-	lastPID   int
-	lastToken ports.Token
+	mu *sync.Mutex // of both spaces
+	*counters
+	pairs     *Server // the other space; itself, for that of pairs
 	sessions  map[int]*backend
 	locks     map[int64]*lock
 	commands  map[string]int
 	intercept func(ctx context.Context, c Command) error
 	lockTable int
+}
+
+// counters are what both spaces of a server count together.
+type counters struct {
+	lastPID   int
+	lastToken ports.Token
 }
 
 // Holder is one holder of a lock, as seen from outside.
@@ -98,12 +104,28 @@ var errKilled = errors.New("terminating connection due to administrator command"
 
 // NewServer makes an empty server.
 func NewServer() *Server {
+	mu, c := new(sync.Mutex), new(counters)
+	s, pairs := newSpace(mu, c), newSpace(mu, c)
+	s.pairs, pairs.pairs = pairs, pairs
+	return s
+}
+
+// newSpace makes one of the two spaces of a server.
+func newSpace(mu *sync.Mutex, c *counters) *Server {
 	return &Server{
+		mu:       mu,
+		counters: c,
 		sessions: make(map[int]*backend),
 		locks:    make(map[int64]*lock),
 		commands: make(map[string]int),
 	}
 }
+
+// Pairs returns the locks of two integers, which managers with
+// pglock.WithTwoIntegerKeys take, as a server of its own: it has its own locks,
+// sessions and commands. What it calls an ID is what ports.PairID makes of the
+// integers.
+func (s *Server) Pairs() *Server { return s.pairs }
 
 // Holders returns who holds id, in the order of the grants.
 func (s *Server) Holders(id int64) []Holder {
@@ -296,7 +318,9 @@ type Pool struct {
 var (
 	_ ports.SessionPool = (*Pool)(nil)
 	_ ports.Inspector   = (*Pool)(nil)
+	_ ports.Lister      = (*Pool)(nil)
 	_ ports.Witness     = (*Pool)(nil)
+	_ ports.PairPool    = (*Pool)(nil)
 )
 
 // Pool makes a pool of sessions on s.
@@ -306,6 +330,12 @@ func (s *Server) Pool(opts ...PoolOption) *Pool {
 		opt(p)
 	}
 	return p
+}
+
+// Pairs implements ports.PairPool: it makes a pool of the same kind on
+// Server.Pairs.
+func (p *Pool) Pairs() ports.SessionPool {
+	return p.server.Pairs().Pool(func(q *Pool) { q.limit, q.blind = p.limit, p.blind })
 }
 
 // Open implements ports.SessionPool: it takes an idle session, or a new one.
@@ -362,9 +392,28 @@ func (p *Pool) Inspect(_ context.Context, id int64) ([]ports.SessionInfo, error)
 	s := p.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.inspect(id), nil
+}
+
+// List implements ports.Lister.
+func (p *Pool) List(context.Context) (map[int64][]ports.SessionInfo, error) {
+	s := p.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	locks := make(map[int64][]ports.SessionInfo)
+	for id := range s.locks {
+		if infos := s.inspect(id); len(infos) > 0 {
+			locks[id] = infos
+		}
+	}
+	return locks, nil
+}
+
+// inspect tells who holds id and who waits for it. It holds s.mu.
+func (s *Server) inspect(id int64) []ports.SessionInfo {
 	l := s.locks[id]
 	if l == nil {
-		return nil, nil
+		return nil
 	}
 	var infos []ports.SessionInfo
 	for _, h := range l.holders {
@@ -374,7 +423,7 @@ func (p *Pool) Inspect(_ context.Context, id int64) ([]ports.SessionInfo, error)
 	for _, r := range l.queue {
 		infos = append(infos, ports.SessionInfo{PID: r.b.pid, Mode: r.mode, Since: r.since, Database: database})
 	}
-	return infos, nil
+	return infos
 }
 
 // Evict implements ports.Inspector.

@@ -38,6 +38,13 @@ func TestPoolKeepsTheLaws(t *testing.T) {
 	}
 }
 
+func TestAPoolOfPairsKeepsTheLaws(t *testing.T) {
+	portstest.TestSessionPool(t, synctest.Test, func(t *testing.T) portstest.Pool {
+		pairs := memlock.NewServer().Pairs()
+		return poolHarness(pairs, pairs.Pool())
+	})
+}
+
 func TestManagerKeepsTheLaws(t *testing.T) {
 	for name, opts := range map[string][]memlock.PoolOption{"watching": nil, "blind": {memlock.WithoutWatch()}, "bounded": {memlock.WithLimit(16)}} {
 		t.Run(name, func(t *testing.T) { managerLaws(t, opts, false) })

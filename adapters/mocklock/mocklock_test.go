@@ -277,6 +277,9 @@ func TestWhatTheMockCannotDoIsSaid(t *testing.T) {
 		if _, err := locks.Inspect(bg, "k"); !errors.Is(err, ports.ErrUnsupported) {
 			t.Error(err)
 		}
+		if _, err := locks.InspectAll(bg); !errors.Is(err, ports.ErrUnsupported) {
+			t.Error(err)
+		}
 		locks.ExpectRelease("k")
 	})
 }
@@ -300,5 +303,26 @@ func TestMisusePanicsWithASentence(t *testing.T) {
 			misuse()
 			t.Errorf("%s is accepted", what)
 		}()
+	}
+}
+
+// To the mock, a lock of two integers is a key like any other.
+func TestPairsAreExpectedByTheirKeys(t *testing.T) {
+	db, mock, err := sqlmock.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	locks := mocklock.New(db, mock, pglock.WithTwoIntegerKeys(func(string) (int32, int32) { return 7, 42 }))
+	locks.ExpectAcquire("invoices")
+	locks.ExpectRelease("invoices")
+	err = pglock.Do(t.Context(), locks, "invoices", func(ctx context.Context) error {
+		if lock, ok := pglock.FromContext(ctx); !ok || lock.Info().ID != ports.PairID(7, 42) {
+			t.Error("the lock is not that of the pair")
+		}
+		return nil
+	})
+	if err := errors.Join(err, locks.Close(t.Context()), mock.ExpectationsWereMet()); err != nil {
+		t.Error(err)
 	}
 }

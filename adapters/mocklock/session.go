@@ -33,6 +33,10 @@ func newPool(db *sql.DB) *pool {
 	return &pool{db: db, turn: make(chan struct{}, 1), keys: make(map[int64]string), refused: make(map[int64]bool)}
 }
 
+// Pairs implements ports.PairPool. Expectations are about keys, so an ID of
+// either kind is the same to the mock.
+func (p *pool) Pairs() ports.SessionPool { return p }
+
 // Open implements ports.SessionPool.
 func (p *pool) Open(context.Context) (ports.Session, error) {
 	p.mu.Lock()

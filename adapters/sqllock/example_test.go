@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/adapters/memlock"
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/pglock/keys"
 	"github.com/holdfast-go/holdfast/ports"
 )
 
@@ -148,6 +149,20 @@ func ExampleTxKeyID() {
 	}
 }
 
+// A transaction's lock in the space of two integers, beside a manager's.
+func ExampleTxTwoIntegerKeys() {
+	locks := sqllock.New(db, pglock.WithTwoIntegerKeys(keys.WithAdvisoryLock))
+	defer locks.Close(ctx)
+
+	ran, err := sqllock.TryDoTx(ctx, db, "invoices", func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `DELETE FROM invoices WHERE expired`)
+		return err
+	}, sqllock.TxTwoIntegerKeys(keys.WithAdvisoryLock))
+	if err != nil || !ran {
+		log.Print(ran, err)
+	}
+}
+
 // Long work under one lock, and its writes in transactions that can commit only
 // while that lock is held.
 func ExampleRunTx() {
@@ -198,5 +213,24 @@ func ExampleRunConn() {
 	})
 	if err != nil {
 		log.Print(err)
+	}
+}
+
+// How long does the server take to free the lock of this host, if it vanishes?
+func ExampleExamine() {
+	err := pglock.Do(ctx, locks, "nightly-report", func(ctx context.Context) error {
+		lock, _ := pglock.FromContext(ctx)
+		return sqllock.RunConn(ctx, lock, func(ctx context.Context, conn *sql.Conn) error {
+			server, err := sqllock.Examine(ctx, conn)
+			if err != nil {
+				return err
+			}
+			fmt.Println("PostgreSQL", server.Version, "frees it after", server.KeepaliveBound)
+			fmt.Println(server.Locks, "of", server.LockSlots, "locks are taken")
+			return nil
+		})
+	})
+	if err != nil {
+		log.Fatal(err)
 	}
 }

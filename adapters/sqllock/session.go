@@ -48,6 +48,13 @@ type pool struct {
 	form   form
 }
 
+var _ ports.PairPool = (*pool)(nil)
+
+// Pairs implements ports.PairPool.
+func (p *pool) Pairs() ports.SessionPool {
+	return &pool{db: p.db, driver: p.driver, form: p.form | ofPairs}
+}
+
 // Usage implements ports.SessionPool.
 func (p *pool) Usage() (inUse, limit int) {
 	stats := p.db.Stats()
@@ -112,17 +119,30 @@ func (p *pool) open(ctx context.Context) (*session, error) {
 // Inspect implements ports.Inspector.
 func (p *pool) Inspect(ctx context.Context, id int64) ([]ports.SessionInfo, error) {
 	statement, args := p.form.bind(inspect, id)
+	locks, err := p.inspect(ctx, statement, args)
+	return locks[id], err
+}
+
+// List implements ports.Lister.
+func (p *pool) List(ctx context.Context) (map[int64][]ports.SessionInfo, error) {
+	statement, args := p.form.bind(inspectAll)
+	return p.inspect(ctx, statement, args)
+}
+
+// inspect runs one of the inspect statements.
+func (p *pool) inspect(ctx context.Context, statement string, args []any) (map[int64][]ports.SessionInfo, error) {
 	rows, err := p.db.QueryContext(ctx, statement, args...)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var infos []ports.SessionInfo
+	locks := make(map[int64][]ports.SessionInfo)
 	for rows.Next() {
+		var id int64
 		var i ports.SessionInfo
 		var shared bool
 		var waits sql.NullFloat64
-		if err := rows.Scan(&i.PID, &i.Granted, &shared, &i.Database, &i.User, &i.Application, &i.Client, &i.State, &waits); err != nil {
+		if err := rows.Scan(&id, &i.PID, &i.Granted, &shared, &i.Database, &i.User, &i.Application, &i.Client, &i.State, &waits); err != nil {
 			return nil, err
 		}
 		if shared {
@@ -137,9 +157,9 @@ func (p *pool) Inspect(ctx context.Context, id int64) ([]ports.SessionInfo, erro
 				i.Since = since
 			}
 		}
-		infos = append(infos, i)
+		locks[id] = append(locks[id], i)
 	}
-	return infos, rows.Err()
+	return locks, rows.Err()
 }
 
 // Evict implements ports.Inspector.

@@ -71,5 +71,9 @@ func NewPool(db *sql.DB, d Driver) ports.SessionPool {
 	if db == nil {
 		panic("sqllock: nil *sql.DB; open one with sql.Open or sql.OpenDB first")
 	}
-	return &pool{db: db, driver: d, form: form(d.Arguments)}
+	p := &pool{db: db, driver: d, form: inText}
+	if d.Arguments {
+		p.form = asArguments
+	}
+	return p
 }

@@ -1,8 +1,10 @@
 package sqllock
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ports"
@@ -225,8 +227,8 @@ const (
 	restore   = `SELECT count(set_config(key, value, false)) FROM json_each_text($1::json)`
 	unlockAll = `SELECT pg_advisory_unlock_all()::text IS NULL`
 
-	// granted are the advisory locks that sessions hold in the bigint space of
-	// this database, and ownLocks those of this session. pg_locks shows the
+	// granted are the advisory locks that sessions hold in one space of this
+	// database, and ownLocks those of this session. pg_locks shows the
 	// halves of the number as unsigned OIDs; shifting the high one left wraps
 	// to the signed number.
 	granted    = ` FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1` + inDatabase
@@ -265,11 +267,25 @@ const (
 	evict    = `SELECT pg_terminate_backend(pid)` + granted + ` AND pid = $2::bigint AND ` + ownID + ` = ANY ($1::text::bigint[]) LIMIT 1`
 	rollback = `ROLLBACK`
 
-	// inspect tells who holds the ID $1 in this database, and who waits.
-	inspect = `SELECT pid, granted, mode = 'ShareLock', current_database()::text, coalesce(usename::text, ''), coalesce(application_name, ''),` +
+	// inspect tells who holds the ID $1 in this database, and who waits; and
+	// inspectAll the same of every ID.
+	inspect    = inspectAny + ` AND ` + ownID + ` = $1::bigint` + inspectOrder
+	inspectAll = inspectAny + inspectOrder
+	inspectAny = `SELECT ` + ownID + `, pid, granted, mode = 'ShareLock', current_database()::text, coalesce(usename::text, ''), coalesce(application_name, ''),` +
 		` coalesce(host(client_addr), ''), coalesce(state, ''), CASE WHEN NOT granted THEN extract(epoch FROM query_start)::float8 END` +
 		` FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)` +
-		` WHERE locktype = 'advisory' AND objsubid = 1` + inDatabase + ` AND ` + ownID + ` = $1::bigint ORDER BY granted DESC, query_start`
+		` WHERE locktype = 'advisory' AND objsubid = 1` + inDatabase
+	inspectOrder = ` ORDER BY granted DESC, query_start`
+
+	// examine is what Examine asks. Of the sessions and the lock table, any role
+	// sees all that is counted here.
+	examine = `SELECT current_setting('server_version'), pg_backend_pid(), pg_is_in_recovery(), inet_server_addr() IS NOT NULL,` +
+		` current_setting('tcp_keepalives_idle')::bigint + current_setting('tcp_keepalives_interval')::bigint * current_setting('tcp_keepalives_count')::bigint,` +
+		` current_setting('max_connections')::bigint,` +
+		` current_setting('superuser_reserved_connections')::bigint + coalesce(current_setting('reserved_connections', true), '0')::bigint,` +
+		` (SELECT coalesce(sum(numbackends), 0) FROM pg_stat_database WHERE datid <> 0)::bigint,` +
+		` current_setting('max_locks_per_transaction')::bigint * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),` +
+		` (SELECT count(*) FROM pg_locks WHERE NOT fastpath)`
 
 	// The answer to a try in a transaction travels as a number of rows: 2 in
 	// recovery, 1 if it is granted, 0 if not. So it needs no result set, and
@@ -299,18 +315,45 @@ func exclusiveOr(mode ports.Mode, exclusive, shared string) string {
 	return exclusive
 }
 
-// form is how a driver takes the numbers of a statement fastest.
-type form bool
+// form is how a statement is to be sent: how its driver takes numbers fastest,
+// and in which space its locks are.
+type form uint8
 
 const (
-	inText      form = false // as literals: one round trip where parameters need a prepared statement
-	asArguments form = true  // as arguments: one round trip where the driver caches prepared statements
+	inText      form = 0 // as literals: one round trip where parameters need a prepared statement
+	asArguments form = 1 // as arguments: one round trip where the driver caches prepared statements
+	// ofPairs, beside one of the others, has the locks be those of two integers.
+	ofPairs form = 2
 )
+
+// ofOne finds what a statement says about a lock of one bigint: the argument of a
+// lock function.
+var ofOne = regexp.MustCompile(`(lock|shared)\((id|\$\d::bigint)\)`)
+
+// pairForms keeps what inPairs has made of each statement. There are few: each has
+// its arguments beside it, and only the liveness window in its text.
+var pairForms sync.Map
+
+// inPairs turns a statement about locks of one bigint into one about those of two
+// integers. The ID stays one number, which the statement splits as ports.IDPair
+// does; pg_locks shows both kinds alike but for objsubid.
+func inPairs(statement string) string {
+	if made, ok := pairForms.Load(statement); ok {
+		return made.(string)
+	}
+	made := ofOne.ReplaceAllString(statement, `$1(($2 >> 32)::int, ($2 << 32 >> 32)::int)`)
+	made = strings.ReplaceAll(made, `objsubid = 1`, `objsubid = 2`)
+	pairForms.Store(statement, made)
+	return made
+}
 
 // bind gives statement its arguments: $1, $2, in order. Only the last one may be
 // a string with a dollar sign in it.
 func (f form) bind(statement string, args ...any) (string, []any) {
-	if f == asArguments {
+	if f&ofPairs != 0 {
+		statement = inPairs(statement)
+	}
+	if f&asArguments != 0 {
 		return statement, args
 	}
 	for i, arg := range args {

@@ -3,6 +3,7 @@ package sqllock
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -249,6 +250,34 @@ func TestTheServersSideOfTheWindow(t *testing.T) {
 		}
 		if set["idle_session_timeout"] != "0" || seconds("client_connection_check_interval") <= 0 {
 			t.Errorf("%v", set)
+		}
+	}
+}
+
+// Whatever is said about a lock has a form about pairs.
+func TestNoStatementOfPairsIsAboutABigint(t *testing.T) {
+	statements := []string{
+		unlockExclusive, unlockShared, unlockExclusive + thenAll, clearExclusive, clearShared, countHeld, countHeldBy, pinHeld, evict, inspect,
+		txTryExclusive, txTryShared, txWaitExclusive, txWaitShared,
+		batchStatement(true, true, true, true, time.Minute), batchStatement(true, false, false, false, 0), batchStatement(false, true, false, false, 0),
+	}
+	for _, r := range requests() {
+		for _, state := range []tenancy{passing, arriving, settled, renewing} {
+			statements = append(statements, lockStatement(r, state), exchangeStatement(ports.Shared, r, state))
+		}
+	}
+	bigint := regexp.MustCompile(`advisory_(xact_)?(un)?lock(_shared)?\([^,()]+\)|objsubid = 1`)
+	for _, statement := range statements {
+		if !bigint.MatchString(statement) {
+			t.Errorf("this says nothing of a lock: %s", statement)
+		}
+		for _, f := range []form{inText | ofPairs, asArguments | ofPairs} {
+			if pairs, _ := f.bind(statement); bigint.MatchString(pairs) {
+				t.Errorf("%q in %s", bigint.FindString(pairs), pairs)
+			}
+		}
+		if same, _ := asArguments.bind(statement); same != statement {
+			t.Errorf("%s became %s", statement, same)
 		}
 	}
 }

@@ -21,6 +21,7 @@ type TxOption func(*txConfig)
 type txConfig struct {
 	mode    ports.Mode
 	keyID   func(string) int64
+	form    form
 	timeout time.Duration // negative: only the context bounds the wait
 }
 
@@ -31,13 +32,26 @@ func TxShared() TxOption {
 
 // TxKeyID derives the lock ID with f instead of pglock.SHA256Key. Give it the
 // KeyID method of a manager that has a namespace or a key function, so that the
-// transaction's lock and the manager's exclude each other. It panics if f is
+// transaction's lock and the manager's exclude each other; one that has
+// pglock.WithTwoIntegerKeys needs TxTwoIntegerKeys instead. It panics if f is
 // nil.
 func TxKeyID(f func(key string) int64) TxOption {
 	if f == nil {
 		panic("sqllock.TxKeyID: nil function; leave the option out to use pglock.SHA256Key")
 	}
-	return func(c *txConfig) { c.keyID = f }
+	return func(c *txConfig) { c.keyID, c.form = f, inText }
+}
+
+// TxTwoIntegerKeys has the lock be one of two 32-bit integers, which f derives
+// from the key, like those of a manager with pglock.WithTwoIntegerKeys. Of this
+// option and TxKeyID the last one counts. It panics if f is nil.
+func TxTwoIntegerKeys(f func(key string) (first, second int32)) TxOption {
+	if f == nil {
+		panic("sqllock.TxTwoIntegerKeys: nil function; leave the option out to use pglock.SHA256Key")
+	}
+	return func(c *txConfig) {
+		c.keyID, c.form = func(key string) int64 { return ports.PairID(f(key)) }, inText|ofPairs
+	}
 }
 
 // TxTimeout bounds the wait of AcquireTx, beside its context. Zero means one
@@ -115,7 +129,7 @@ func (c txConfig) try(ctx context.Context, tx *sql.Tx, id int64) (acquired bool,
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	statement, _ := inText.bind(exclusiveOr(c.mode, txTryExclusive, txTryShared), id)
+	statement, _ := c.form.bind(exclusiveOr(c.mode, txTryExclusive, txTryShared), id)
 	var answer int64
 	err = detached(ctx, func() error {
 		result, err := tx.ExecContext(ctx, statement)
@@ -166,7 +180,7 @@ func (c txConfig) acquire(ctx context.Context, tx *sql.Tx, id int64) error {
 			return errors.Join(fmt.Errorf("%w: %w", ports.ErrNotAcquired, err), exec(txRelease))
 		}
 		sent := time.Now()
-		statement, _ := inText.bind(exclusiveOr(c.mode, txWaitExclusive, txWaitShared), id, milliseconds(wait))
+		statement, _ := c.form.bind(exclusiveOr(c.mode, txWaitExclusive, txWaitShared), id, milliseconds(wait))
 		err := exec(statement)
 		if err == nil {
 			return exec(txRelease)

@@ -37,6 +37,11 @@ var (
 	slowKeys  = []string{"slow-1", "slow-2", "slow-3", "slow-4"}
 )
 
+// sentBefore is how long before a call a statement may have been sent whose answer
+// grants its lock: a process asks once for all its goroutines, and the answer is
+// whose turn it is then. It is a slice, and what a manager waits for beyond it.
+const sentBefore = 500*time.Millisecond + window/3
+
 // goroutines is how many each worker process has.
 const goroutines = 16
 
@@ -190,7 +195,7 @@ func (w *worker) turn(ctx context.Context, g int, rng *rand.Rand) {
 		keep = time.Duration(rng.Int64N(int64(3 * time.Second)))
 	}
 	wait := time.Duration(20+rng.Int64N(1500)) * time.Millisecond
-	asked := now()
+	asked := now() - sentBefore
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	h, err := w.locks.acquire(waiting, r)
 	cancel()

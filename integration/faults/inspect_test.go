@@ -3,6 +3,8 @@
 package faults
 
 import (
+	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/ports"
 )
@@ -65,10 +68,47 @@ func TestInspectTellsWhoHoldsAndWhoWaits(t *testing.T) {
 			t.Errorf("as JSON: %s", text)
 		}
 
+		_, err = w.raw(t).Exec(bg, `SELECT pg_advisory_lock(-42), pg_advisory_lock(42, 42)`) // somebody else's
+		must(t, err)
+		all, err := operator.InspectAll(bg)
+		must(t, err)
+		if len(all) != 2 || all[0].ID != -42 || len(all[0].Holders) != 1 || all[0].Holders[0].HolderID != "" ||
+			all[1].ID != in.ID || len(all[1].Holders) != 1 || all[1].Holders[0] != h {
+			t.Errorf("all locks: %+v", all)
+		}
+
 		other.end(t, syscall.SIGKILL)
 		r := receive(t, "the lock", later)
 		must(t, r.err)
 		must(t, r.lock.Release(bg))
+	})
+}
+
+func TestExamineTellsOfTheServerAndTheSession(t *testing.T) {
+	each(t, drivers, func(t *testing.T, w world) {
+		db := w.db(t, 3)
+		m := w.manager(t, db, pglock.WithLivenessWindow(10*time.Second))
+		lock := acquire(t, m, "k")
+		var info sqllock.ServerInfo
+		must(t, sqllock.RunConn(bg, lock, func(ctx context.Context, conn *sql.Conn) (err error) {
+			info, err = sqllock.Examine(ctx, conn)
+			return err
+		}))
+		var connections, locks int
+		must(t, outside.QueryRow(`SELECT current_setting('max_connections'), (SELECT count(*) FROM pg_locks)`).Scan(&connections, &locks))
+		if info.PID != lock.Info().PID || info.InRecovery || !strings.HasPrefix(info.Version, fmt.Sprint(server.Major())) || info.MaxConnections != connections ||
+			info.Connections < 2 || info.Connections > connections || info.ReservedConnections < 1 || info.Locks < 1 || info.LockSlots < 64*connections {
+			t.Errorf("%+v", info)
+		}
+		if info.Network && (info.KeepaliveBound < 8*time.Second || info.KeepaliveBound > 12*time.Second) {
+			t.Errorf("the holder's session: %+v", info)
+		}
+		must(t, lock.Release(bg))
+		info, err := sqllock.Examine(bg, db)
+		must(t, err)
+		if info.Network && info.KeepaliveBound < time.Minute {
+			t.Errorf("a session that was given back: %+v", info)
+		}
 	})
 }
 

@@ -1,4 +1,4 @@
-//go:build faults && linux
+//go:build linux
 
 package faults
 

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/adapters/sqllock"
+	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/ports"
+)
+
+// What a user sees is tested in integration/tool; here is what takes a server in
+// trouble, or time, to see.
+
+func TestChecksTellGoodFromWrong(t *testing.T) {
+	unsafe := fmt.Errorf("%w: one server process", ports.ErrUnsafeConnection)
+	server := func(connections, locks int) sqllock.ServerInfo {
+		return sqllock.ServerInfo{MaxConnections: 103, ReservedConnections: 3, Connections: connections, LockSlots: 1000, Locks: locks}
+	}
+	for i, c := range []struct {
+		check check
+		want  string
+	}{
+		{verificationCheck(nil), good},
+		{verificationCheck(unsafe), wrong},
+		{poolerCheck(false, nil), good},
+		{poolerCheck(true, nil), warning},
+		{poolerCheck(true, unsafe), wrong},
+		{recoveryCheck(sqllock.ServerInfo{}), good},
+		{recoveryCheck(sqllock.ServerInfo{InRecovery: true}), wrong},
+		{lockTableCheck(server(1, 500)), good},
+		{lockTableCheck(server(1, 501)), warning},
+		{lockTableCheck(server(1, 800)), warning},
+		{lockTableCheck(server(1, 801)), wrong},
+		{connectionsCheck(server(75, 1), 0), good},
+		{connectionsCheck(server(76, 1), 0), warning},
+		{connectionsCheck(server(90, 1), 0), warning},
+		{connectionsCheck(server(91, 1), 0), wrong},
+		{connectionsCheck(server(1, 1), 100), good},
+		{connectionsCheck(server(1, 1), 101), wrong},
+		{keepaliveOf(sqllock.ServerInfo{}), good},
+		{keepaliveOf(sqllock.ServerInfo{Network: true}), warning},
+		{keepaliveOf(sqllock.ServerInfo{Network: true, KeepaliveBound: 18 * time.Second}), good},
+		{keepaliveOf(sqllock.ServerInfo{Network: true, KeepaliveBound: 19 * time.Second}), wrong},
+	} {
+		if c.check.Status != c.want {
+			t.Errorf("check %d: %+v, want %s", i, c.check, c.want)
+		}
+	}
+}
+
+func TestTheKeyAndTheCommandAreFound(t *testing.T) {
+	for _, c := range []struct {
+		dash int // as cobra counts
+		args []string
+		key  string
+		argv []string
+	}{
+		{1, []string{"k", "true"}, "k", []string{"true"}},
+		{1, []string{"k", "env", "--", "-x"}, "k", []string{"env", "--", "-x"}},
+		{1, []string{"", "true"}, "", []string{"true"}},
+		{0, []string{"-k", "--", "env", "--", "-x"}, "-k", []string{"env", "--", "-x"}},
+		{-1, []string{"k", "true"}, "", nil},
+		{0, []string{"k", "true"}, "", nil},
+		{0, []string{"-k", "--"}, "", nil},
+		{2, []string{"k", "l", "true"}, "", nil},
+	} {
+		key, argv, err := splitRunArgs(c.dash, c.args)
+		if key != c.key || !slices.Equal(argv, c.argv) || (err == nil) != (c.argv != nil) {
+			t.Errorf("%d %q: %q, %q, %v", c.dash, c.args, key, argv, err)
+		}
+	}
+}
+
+func TestAgesHaveTwoUnits(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for d, want := range map[time.Duration]string{
+		-time.Minute:                    "0s", // the server's clock is ahead
+		1999 * time.Millisecond:         "1s",
+		61 * time.Second:                "1m01s",
+		time.Hour - 1:                   "59m59s",
+		25*time.Hour - time.Second:      "1d00h",
+		23*time.Hour + 59*time.Minute:   "23h59m",
+		100*24*time.Hour + 22*time.Hour: "100d22h",
+	} {
+		if got := age(now.Add(-d), now); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+	if got := age(time.Time{}, now); got != "-" {
+		t.Errorf("not known: %s", got)
+	}
+}
+
+func TestNothingInATableCanDriveATerminal(t *testing.T) {
+	evil := "\x1b[31m\nroot"
+	rows := lockRows([]pglock.Inspection{{Key: evil, Holders: []ports.SessionInfo{{Granted: true, HolderID: evil, User: evil, Client: "10.0.0.1"}}, Waiters: []ports.SessionInfo{{Application: evil}}}}, time.Now())
+	var b strings.Builder
+	printTable(&b, rows)
+	if strings.Contains(b.String(), "\x1b") || strings.Count(b.String(), "\n") != 3 {
+		t.Errorf("%q", b.String())
+	}
+}
+
+func TestAnErrorIsOneLine(t *testing.T) {
+	if got := oneLine(errors.New("failed to connect:\n\t127.0.0.1: refused\r\n")); got != "failed to connect: 127.0.0.1: refused" {
+		t.Errorf("%q", got)
+	}
+	if e := usage("%w", ports.ErrClosed); !errors.Is(e, ports.ErrClosed) {
+		t.Error(e)
+	}
+}
+
+func TestEverySchemeHasItsName(t *testing.T) {
+	for _, s := range schemes {
+		found, err := schemeOf(s.name)
+		if err != nil || found.from != s.from || s.name == "" || s.from == "" {
+			t.Errorf("%+v: %v", s, err)
+		}
+	}
+}
