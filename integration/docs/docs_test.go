@@ -46,7 +46,7 @@ func blocks(t *testing.T, language string) (found []block) {
 	all, err := allBlocks()
 	must(t, err)
 	for _, b := range all {
-		if b.language == language && b.exempt == "" {
+		if b.language == language && b.exempt == "" && !isElsewhere(b) {
 			found = append(found, b)
 		}
 	}
@@ -56,25 +56,33 @@ func blocks(t *testing.T, language string) (found []block) {
 	return found
 }
 
+// isElsewhere reports whether a block is run by integration/tool, which builds the
+// tool and compares what it prints.
+func isElsewhere(b block) bool {
+	return b.page == "docs/tool.md" && (b.language == "sh" || b.language == "console")
+}
+
 func isProgram(b block) bool { return strings.HasPrefix(b.text, "package ") }
 
 // Every block is in a language that some test here looks after, or says why not.
 func TestEveryBlockIsTested(t *testing.T) {
 	all, err := allBlocks()
 	must(t, err)
-	tested, exempt := 0, 0
+	tested, elsewhere, exempt := 0, 0, 0
 	for _, b := range all {
 		switch {
 		case b.exempt != "":
 			exempt++
 			t.Logf("%v is not tested: %s", b, b.exempt)
+		case isElsewhere(b):
+			elsewhere++
 		case !slices.Contains([]string{"go", "sql", "sh", "mermaid"}, b.language):
 			t.Errorf("%v: no test looks after %q; add %q and the reason behind it", b, b.language, untested)
 		default:
 			tested++
 		}
 	}
-	t.Logf("%d blocks are tested, %d are exempt", tested, exempt)
+	t.Logf("%d blocks are tested here, %d in integration/tool, %d are exempt", tested, elsewhere, exempt)
 }
 
 func TestProgramsRun(t *testing.T) {
@@ -114,22 +122,25 @@ func TestSnippetsCompile(t *testing.T) {
 
 // Tables name functions and options in the text, where no compiler looks.
 func TestNamesInTheTextExist(t *testing.T) {
-	c, err := newChecker()
-	must(t, err)
 	telemetry, err := os.ReadFile(filepath.Join(root, "adapters/otellock/otellock.go"))
 	must(t, err)
 	texts, err := pages()
 	must(t, err)
 	code := regexp.MustCompile("`[^`]+`")
-	exported := regexp.MustCompile(`\b(ports|pglock|[a-z]+lock)\.([A-Z]\w*)`)
+	exported := regexp.MustCompile(`\b(ports|keys|pglock|[a-z]+lock)\.([A-Z]\w*)`)
 	measured := regexp.MustCompile(`holdfast\.(lock|session)\.[a-z.]+`)
 	names, metrics := 0, 0
+	known := make(map[string]map[string]bool)
 	for page, text := range texts {
 		for _, span := range code.FindAllString(withoutBlocks(text), -1) {
 			for _, name := range exported.FindAllStringSubmatch(span, -1) {
 				names++
-				if !c.has(name[1], name[2]) {
-					t.Errorf("%s: %s is not exported by this module", page, name[0])
+				if known[name[1]] == nil {
+					known[name[1]], err = exports(name[1])
+					must(t, err)
+				}
+				if !known[name[1]][name[2]] {
+					t.Errorf("%s: %s is not exported by a package here", page, name[0])
 				}
 			}
 			for _, name := range measured.FindAllString(span, -1) {
@@ -276,6 +287,8 @@ func runQueries(conn *pgconn.PgConn, text string) (err error) {
 func TestCommandsExist(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	must(t, err)
+	texts, err := pages()
+	must(t, err)
 	for _, b := range blocks(t, "sh") {
 		for line := range strings.Lines(b.text) {
 			command, _, _ := strings.Cut(line, "#")
@@ -294,6 +307,15 @@ func TestCommandsExist(t *testing.T) {
 				dir := filepath.Join(root, strings.TrimPrefix(last, module))
 				if files, err := filepath.Glob(filepath.Join(dir, "*.go")); err != nil || len(files) == 0 {
 					t.Errorf("%v: %s names no package (%v)", b, command, err)
+				}
+			case words[0] == "pglock" && len(words) > 1:
+				// integration/tool compares that page with the tool's own help.
+				ours, _, _ := strings.Cut(command, " -- ")
+				asked := regexp.MustCompile(`--[a-z-]+`).FindAllString(ours, -1)
+				for _, part := range append(asked, "pglock "+words[1]+" --help") {
+					if !strings.Contains(texts["docs/tool.md"], part) {
+						t.Errorf("%v: docs/tool.md has no %q", b, part)
+					}
 				}
 			default:
 				t.Errorf("%v: no test knows what to make of %q", b, command)

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 )
@@ -41,6 +42,7 @@ import (
 	"github.com/holdfast-go/holdfast/adapters/pgxlock"
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/pglock"
+	"github.com/holdfast-go/holdfast/pglock/keys"
 	"github.com/holdfast-go/holdfast/ports"
 )
 
@@ -77,7 +79,7 @@ var newChecker = sync.OnceValues(func() (*checker, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./ports/...", "./pglock/...", "./adapters/..."}
+	args := []string{"list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}"}
 	for _, spec := range given.Imports {
 		args = append(args, strings.Trim(spec.Path.Value, `"`))
 	}
@@ -89,13 +91,13 @@ var newChecker = sync.OnceValues(func() (*checker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, &stderr)
 	}
-	exports := make(map[string]string)
+	compiled := make(map[string]string)
 	for line := range strings.Lines(string(out)) {
 		path, export, _ := strings.Cut(strings.TrimSpace(line), " ")
-		exports[path] = export
+		compiled[path] = export
 	}
 	c.importer = importer.ForCompiler(c.fset, "gc", func(path string) (io.ReadCloser, error) {
-		return os.Open(exports[path])
+		return os.Open(compiled[path])
 	})
 	return c, nil
 })
@@ -123,12 +125,49 @@ func (c *checker) check(b block) error {
 // module is the path of the root module.
 const module = "github.com/holdfast-go/holdfast/"
 
-// has reports whether a package of the root module exports a name.
-func (c *checker) has(pkg, name string) bool {
-	for _, path := range []string{module + pkg, module + "adapters/" + pkg} {
-		if p, err := c.importer.Import(path); err == nil && p.Scope().Lookup(name) != nil {
-			return true
+// exports returns what a package of this repository exports at its top, by its name
+// alone; nil if there is no such package.
+func exports(pkg string) (names map[string]bool, err error) {
+	for _, dir := range []string{pkg, "adapters/" + pkg, "pglock/" + pkg} {
+		files, _ := filepath.Glob(filepath.Join(root, dir, "*.go"))
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return nil, err
+			}
+			if names == nil {
+				names = make(map[string]bool)
+			}
+			for _, d := range parsed.Decls {
+				for _, name := range declared(d) {
+					names[name.Name] = name.IsExported()
+				}
+			}
 		}
 	}
-	return false
+	return names, nil
+}
+
+// declared are the names that a declaration at the top of a file makes; methods are
+// none.
+func declared(d ast.Decl) (names []*ast.Ident) {
+	switch d := d.(type) {
+	case *ast.FuncDecl:
+		if d.Recv == nil {
+			names = append(names, d.Name)
+		}
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			switch spec := spec.(type) {
+			case *ast.TypeSpec:
+				names = append(names, spec.Name)
+			case *ast.ValueSpec:
+				names = append(names, spec.Names...)
+			}
+		}
+	}
+	return names
 }
