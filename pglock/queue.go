@@ -597,7 +597,7 @@ func (c *contender) contend(s ports.Session, a *attempt) {
 			s = nil
 			c.fail(err)
 		case a.grant.Granted:
-			if h, kept := c.deliver(s, a, c.m.hot(s)); h != nil {
+			if h, kept := c.deliver(s, a, c.m.hot(s, a.sent)); h != nil {
 				if kept {
 					h.keep()
 				}

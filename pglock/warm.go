@@ -41,7 +41,7 @@ func (m *Manager) staysWarm(h *hold) bool {
 	inUse, limit := m.pool.Usage()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if h.granted.Sub(m.lastRelease) > m.keepWarm {
+	if h.asked.Sub(m.lastRelease) > m.keepWarm {
 		m.inARow = 0
 	}
 	m.inARow++
@@ -49,12 +49,12 @@ func (m *Manager) staysWarm(h *hold) bool {
 	return m.inARow >= m.warmAfter && !m.closed && !h.lent && h.carrier == nil && (limit == 0 || inUse < limit)
 }
 
-// hot reports whether locks follow each other so closely that a hold on s will
-// hardly last.
-func (m *Manager) hot(s ports.Session) bool {
+// hot reports whether locks follow each other so closely that one that was asked
+// for then, on s, will hardly be held for long.
+func (m *Manager) hot(s ports.Session, asked time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.inARow >= m.warmAfter && time.Since(m.lastRelease) <= m.keepWarm && interruptible(s)
+	return m.inARow >= m.warmAfter && asked.Sub(m.lastRelease) <= m.keepWarm && interruptible(s)
 }
 
 func interruptible(s ports.Session) bool {
