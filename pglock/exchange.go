@@ -53,10 +53,11 @@ func (ex *exchange) ask(info ports.LockInfo) (held bool, err error) {
 // hold unless that has no keeper yet.
 func (ex *exchange) goOn(s ports.Session, here bool) *hold {
 	if ex.a.grant.Granted {
-		if next := ex.c.deliver(s, ex.a, !here); next != nil && here {
-			return nil
-		} else if next != nil {
+		switch next, kept := ex.c.deliver(s, ex.a, here); {
+		case kept:
 			return next
+		case next != nil:
+			return nil
 		}
 	}
 	m := ex.c.m

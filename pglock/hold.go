@@ -52,11 +52,11 @@ type hold struct {
 	// server's side of it is settled, too.
 	done, finished chan struct{}
 	loans          chan loan
-	// granted is when the server was asked for the lock that it then granted, to
-	// this hold or to the first of those that have passed it on in memory since;
-	// passes counts those.
-	granted time.Time
-	passes  int
+	// asked and granted are when the server was asked for the lock and when it
+	// had granted it, to this hold or to the first of those that have passed it
+	// on in memory since; passes counts those.
+	asked, granted time.Time
+	passes         int
 	// confirmed is the sending time of the last answered command. Only the
 	// keeper uses it.
 	confirmed time.Time
@@ -115,7 +115,7 @@ type part struct {
 // newHold makes a hold that has no lock yet.
 func newHold(m *Manager, s ports.Session, atLeast time.Duration, sent time.Time) *hold {
 	return &hold{
-		m: m, s: s, atLeast: atLeast, granted: sent,
+		m: m, s: s, atLeast: atLeast, asked: sent, granted: time.Now(),
 		done:      make(chan struct{}),
 		finished:  make(chan struct{}),
 		loans:     make(chan loan),

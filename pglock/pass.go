@@ -40,8 +40,8 @@ func (h *hold) pass() {
 	case !h.bound.Stop():
 		return // the session is being ended
 	}
-	next := newHold(m, h.s, w.opts.HoldAtLeast, h.granted)
-	next.passes = h.passes + 1
+	next := newHold(m, h.s, w.opts.HoldAtLeast, h.asked)
+	next.granted, next.passes = h.granted, h.passes+1
 	if h.claim() {
 		next.keepSoon()
 	} else {

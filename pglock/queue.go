@@ -597,8 +597,10 @@ func (c *contender) contend(s ports.Session, a *attempt) {
 			s = nil
 			c.fail(err)
 		case a.grant.Granted:
-			if h := c.deliver(s, a, true); h != nil {
-				h.keep()
+			if h, kept := c.deliver(s, a, c.m.hot(s, a.sent)); h != nil {
+				if kept {
+					h.keep()
+				}
 				return
 			}
 			// Nobody wants it in this mode any more.
@@ -710,22 +712,23 @@ func (q *queue) refuse(w *waiter) {
 }
 
 // deliver hands a granted lock to the first waiter and returns its hold; nil if
-// the lock is not wanted in this mode.
-func (c *contender) deliver(s ports.Session, a *attempt, kept bool) *hold {
+// the lock is not wanted in this mode. The hold has no keeper if it is young;
+// otherwise the caller has to keep it.
+func (c *contender) deliver(s ports.Session, a *attempt, young bool) (h *hold, kept bool) {
 	m, q := c.m, c.q
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := q.head()
 	if q.contender != c || w == nil || w.onto != nil || w.opts.Mode != a.req.Mode || w.opts.Fencing && !a.req.Fencing {
-		return nil
+		return nil, false
 	}
-	h := newHold(m, s, w.opts.HoldAtLeast, a.sent)
-	if h.kept = kept; !kept {
+	h = newHold(m, s, w.opts.HoldAtLeast, a.sent)
+	if h.kept = !young; young {
 		h.keepSoon()
 	}
 	m.pinned[s] = true
 	c.give(w, h, a.grant)
-	return h
+	return h, !young
 }
 
 // give makes the lock that was granted part of h, and answers w, the first in

@@ -17,9 +17,10 @@ import (
 // back costs more than the lock itself.
 //
 // A caller who finds a warm session that can be interrupted, and nobody else who
-// wants the key, asks the server from its own goroutine, and a hold on it that is
-// released within keepAfter never gets a keeper: to wake another goroutine, twice
-// for the grant and twice for the release, takes as long as the statements do.
+// wants the key, asks the server from its own goroutine; and a hold that is
+// released within keepAfter, on such a session or when a wait has ended at such a
+// time, never gets a keeper: to wake another goroutine, twice for the grant and
+// twice for the release, takes as long as the statements do.
 const (
 	keepWarm  = 50 * time.Millisecond
 	warmAfter = 10
@@ -40,12 +41,25 @@ func (m *Manager) staysWarm(h *hold) bool {
 	inUse, limit := m.pool.Usage()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if h.granted.Sub(m.lastRelease) > m.keepWarm {
+	if h.asked.Sub(m.lastRelease) > m.keepWarm {
 		m.inARow = 0
 	}
 	m.inARow++
 	m.lastRelease = time.Now()
 	return m.inARow >= m.warmAfter && !m.closed && !h.lent && h.carrier == nil && (limit == 0 || inUse < limit)
+}
+
+// hot reports whether locks follow each other so closely that one that was asked
+// for then, on s, will hardly be held for long.
+func (m *Manager) hot(s ports.Session, asked time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.inARow >= m.warmAfter && asked.Sub(m.lastRelease) <= m.keepWarm && interruptible(s)
+}
+
+func interruptible(s ports.Session) bool {
+	i, ok := s.(ports.Interruptible)
+	return ok && i.Interruptible()
 }
 
 // park makes s a spare. The caller holds Manager.mu.
@@ -103,7 +117,7 @@ func (m *Manager) lendSpare(q *queue, w *waiter) {
 	if limit := m.sessionLimit(); limit < 0 || limit > 0 && m.sessions >= limit || len(m.spares) == 0 {
 		return
 	}
-	if i, ok := m.spares[len(m.spares)-1].s.(ports.Interruptible); !ok || !i.Interruptible() {
+	if !interruptible(m.spares[len(m.spares)-1].s) {
 		return
 	}
 	w.warm = m.warm()
@@ -126,7 +140,7 @@ func (c *contender) askHere(ctx context.Context, w *waiter) {
 		a.grant, a.err = ports.Grant{}, fmt.Errorf("%w (%v)", errHurried, a.err)
 	}
 	if a.err == nil && a.grant.Granted {
-		if h := c.deliver(w.warm, a, false); h != nil {
+		if h, _ := c.deliver(w.warm, a, true); h != nil {
 			return
 		}
 	}
