@@ -24,7 +24,7 @@ func (h *hold) exchange() *exchange {
 	if !ok || h.heir != nil || h.err != ports.ErrReleased || h.lent || h.carrier != nil || len(h.parts) != 1 {
 		return nil
 	}
-	if m.closed || m.pending.Len() == 0 || !m.verified && !m.unverified {
+	if m.closed || m.pending.Len() == 0 || m.proofIsDue() {
 		return nil
 	}
 	if limit := m.sessionLimit(); limit < 0 || limit > 0 && m.sessions > limit {

@@ -83,6 +83,13 @@ func (m *Manager) ensureVerified(ctx context.Context) error {
 	return err
 }
 
+// proofIsDue reports whether the next session that is opened has to be preceded
+// by a proof. A pool of one never has room for it. The caller holds mu.
+func (m *Manager) proofIsDue() bool {
+	_, limit := m.pool.Usage()
+	return !m.verified && !m.unverified && limit != 1
+}
+
 // prove is Verify without the book-keeping.
 func (m *Manager) prove(ctx context.Context) (err error) {
 	var sessions [2]ports.Session

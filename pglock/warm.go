@@ -111,7 +111,7 @@ func (m *Manager) coolDown() {
 // lendSpare lets w, which is alone in its queue, ask for the lock by itself, if
 // there is a warm session for it. The caller holds Manager.mu.
 func (m *Manager) lendSpare(q *queue, w *waiter) {
-	if w.onto != nil || q.contender != nil || len(q.holds) > 0 || q.waiters.Len() > 1 || !m.verified && !m.unverified {
+	if w.onto != nil || q.contender != nil || len(q.holds) > 0 || q.waiters.Len() > 1 || m.proofIsDue() {
 		return
 	}
 	if limit := m.sessionLimit(); limit < 0 || limit > 0 && m.sessions >= limit || len(m.spares) == 0 {
