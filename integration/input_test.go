@@ -150,7 +150,7 @@ func TestAnExhaustedLockTableIsTold(t *testing.T) {
 				t.Fatalf("%v", err)
 			}
 			_, err = m.Acquire(bg, "k", ports.WithTimeout(5*time.Second))
-			if sqlState(err) != "53200" || errors.Is(err, ports.ErrNotAcquired) {
+			if sqlState(err) != "53200" || !errors.Is(err, ports.ErrTooManyLocks) || errors.Is(err, ports.ErrNotAcquired) {
 				t.Errorf("%v", err)
 			}
 			_, err = hog.ExecContext(bg, `SELECT pg_advisory_unlock_all()`)

@@ -285,6 +285,8 @@ func (s *session) query(ctx context.Context, statement string, args []any, dest 
 	case sessionEnded(err):
 		s.ended = true
 		return fmt.Errorf("%w: %w", ports.ErrSessionEnded, err)
+	case sqlState(err) == outOfMemory:
+		return fmt.Errorf("%w: release locks sooner, or raise max_locks_per_transaction at the server: %w", ports.ErrTooManyLocks, err)
 	case clashed(err):
 		s.unfit = true
 		return fmt.Errorf("%w: prepared statements clash (%w), as behind a pooler in transaction or statement mode; %s", ports.ErrUnsafeConnection, err, instead)
@@ -429,8 +431,6 @@ func (s *session) Batch(ctx context.Context, b ports.Batch) (ports.BatchAnswer, 
 	s.doubt = true // until the answer says what the session holds
 	err = s.query(ctx, statement, args, &pid, &database, &recovering, &unlocked, &tried, &token, &room, &before, &ignore)
 	switch {
-	case sqlState(err) == outOfMemory:
-		err = fmt.Errorf("%w: raise max_locks_per_transaction: %w", ports.ErrTooManyLocks, err)
 	case err == nil && ctx.Err() != nil: // see Lock
 		err = context.Cause(ctx)
 	case err == nil:
