@@ -31,7 +31,7 @@ func TestChaos(t *testing.T) {
 		t.Skip("it takes minutes")
 	}
 	seed := setting(t, "CHAOS_SEED", rand.Uint64N(1_000_000))
-	seconds := setting(t, "CHAOS_SECONDS", 70)
+	seconds := setting(t, "CHAOS_SECONDS", 60)
 	t.Logf("CHAOS_SEED=%d CHAOS_SECONDS=%d", seed, seconds)
 	report := os.Getenv("CHAOS_REPORT")
 	var results []*result
