@@ -98,6 +98,9 @@ func (p *pool) open(ctx context.Context) (*session, error) {
 		}()
 		return nil, context.Cause(ctx)
 	}
+	if sqlState(o.err) == outOfMemory { // it is shared with whoever connects
+		return nil, tableFull(o.err)
+	}
 	if o.err != nil {
 		return nil, o.err
 	}
@@ -286,7 +289,7 @@ func (s *session) query(ctx context.Context, statement string, args []any, dest 
 		s.ended = true
 		return fmt.Errorf("%w: %w", ports.ErrSessionEnded, err)
 	case sqlState(err) == outOfMemory:
-		return fmt.Errorf("%w: release locks sooner, or raise max_locks_per_transaction at the server: %w", ports.ErrTooManyLocks, err)
+		return tableFull(err)
 	case clashed(err):
 		s.unfit = true
 		return fmt.Errorf("%w: prepared statements clash (%w), as behind a pooler in transaction or statement mode; %s", ports.ErrUnsafeConnection, err, instead)
@@ -735,6 +738,11 @@ func waitEnded(err error) bool {
 		return true
 	}
 	return false
+}
+
+// tableFull names what is full when the server has run out of shared memory.
+func tableFull(err error) error {
+	return fmt.Errorf("%w: release locks sooner, or raise max_locks_per_transaction at the server: %w", ports.ErrTooManyLocks, err)
 }
 
 // sessionEnded reports whether err means that the session is over: what the
