@@ -50,14 +50,14 @@ func (ex *exchange) ask(info ports.LockInfo) (held bool, err error) {
 }
 
 // goOn has the contender act upon its answer. If that was a grant, it returns the
-// hold unless that has no keeper yet.
-func (ex *exchange) goOn(s ports.Session, here bool) *hold {
+// hold that the caller has to keep, unless that is young.
+func (ex *exchange) goOn(s ports.Session, young bool) *hold {
 	if ex.a.grant.Granted {
-		switch next, kept := ex.c.deliver(s, ex.a, here); {
-		case kept:
-			return next
-		case next != nil:
+		switch next := ex.c.deliver(s, ex.a, young); {
+		case next != nil && young:
 			return nil
+		case next != nil:
+			return next
 		}
 	}
 	m := ex.c.m

@@ -476,8 +476,8 @@ func (h *hold) lend(l loan, watchErr error, watchdog *time.Timer) {
 		h.lose(watchErr)
 	}
 	h.m.mu.Lock()
-	h.lent = h.lent || h.live()
 	live := h.live()
+	h.lent = h.lent || live
 	h.m.mu.Unlock()
 	l.granted <- live
 	if !live {

@@ -133,12 +133,14 @@ func NewManager(pool ports.SessionPool, opts ...Option) *Manager {
 			window:   DefaultLivenessWindow,
 			logKey:   func(key string) string { return key },
 		},
-		queues:    make(map[int64]*queue),
-		warmAfter: warmAfter, keepWarm: keepWarm,
+		queues: make(map[int64]*queue),
 		byKey:  make(map[string][]*hold),
 		young:  make(map[*hold]struct{}),
 		pinned: make(map[ports.Session]bool),
 		idle:   make(chan struct{}),
+
+		warmAfter: warmAfter,
+		keepWarm:  keepWarm,
 	}
 	m.openCtx, m.cancelOpens = context.WithCancel(context.Background())
 	for _, opt := range opts {
@@ -414,6 +416,12 @@ func (m *Manager) sessionLimit() int {
 	default:
 		return 0
 	}
+}
+
+// hasRoom reports whether one more session may be pinned. The caller holds mu.
+func (m *Manager) hasRoom() bool {
+	limit := m.sessionLimit()
+	return limit == 0 || m.sessions < limit
 }
 
 // exhausted is the error of a call for which no session could be pinned. The

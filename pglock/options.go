@@ -115,8 +115,8 @@ func WithMaxSessions(n int) Option {
 //     in the server's queue. A release is noticed that much later by another
 //     process, and goroutines of this one may come first; they pass the lock on
 //     in memory for half a second at most before others have their turn. Inspect
-//     does not see who waits. A single goroutine that takes a lock again as soon as it has released it can
-//     keep other processes waiting for long.
+//     does not see who waits. A single goroutine that takes a lock again as soon
+//     as it has released it can keep other processes waiting for long.
 //   - All locks of a session are lost with it.
 //   - Shared holds of one key are one lock at the server, which is given back
 //     when the last of them ends; an exclusive request of another process waits

@@ -381,7 +381,7 @@ func (m *Manager) advance(q *queue) {
 // admit starts c if a session may be pinned for it, and has it wait for one
 // otherwise. The caller holds Manager.mu.
 func (m *Manager) admit(c *contender) {
-	if limit := m.sessionLimit(); limit == 0 || m.sessions < limit {
+	if m.hasRoom() {
 		m.sessions++
 		m.running++
 		c.pending, c.starved = nil, false
@@ -397,7 +397,7 @@ func (m *Manager) freeSession() {
 	m.sessions--
 	// Each is looked at once: the limit may change at any time.
 	for range m.pending.Len() {
-		if limit := m.sessionLimit(); limit != 0 && m.sessions >= limit {
+		if !m.hasRoom() {
 			return
 		}
 		m.admit(m.pending.Remove(m.pending.Front()).(*contender))
@@ -597,8 +597,9 @@ func (c *contender) contend(s ports.Session, a *attempt) {
 			s = nil
 			c.fail(err)
 		case a.grant.Granted:
-			if h, kept := c.deliver(s, a, c.m.hot(s, a.sent)); h != nil {
-				if kept {
+			young := c.m.hot(s, a.sent)
+			if h := c.deliver(s, a, young); h != nil {
+				if !young {
 					h.keep()
 				}
 				return
@@ -712,23 +713,23 @@ func (q *queue) refuse(w *waiter) {
 }
 
 // deliver hands a granted lock to the first waiter and returns its hold; nil if
-// the lock is not wanted in this mode. The hold has no keeper if it is young;
-// otherwise the caller has to keep it.
-func (c *contender) deliver(s ports.Session, a *attempt, young bool) (h *hold, kept bool) {
+// the lock is not wanted in this mode. One that is not young is the caller's to
+// keep.
+func (c *contender) deliver(s ports.Session, a *attempt, young bool) *hold {
 	m, q := c.m, c.q
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := q.head()
 	if q.contender != c || w == nil || w.onto != nil || w.opts.Mode != a.req.Mode || w.opts.Fencing && !a.req.Fencing {
-		return nil, false
+		return nil
 	}
-	h = newHold(m, s, w.opts.HoldAtLeast, a.sent)
+	h := newHold(m, s, w.opts.HoldAtLeast, a.sent)
 	if h.kept = !young; young {
 		h.keepSoon()
 	}
 	m.pinned[s] = true
 	c.give(w, h, a.grant)
-	return h, !young
+	return h
 }
 
 // give makes the lock that was granted part of h, and answers w, the first in

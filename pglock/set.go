@@ -14,7 +14,8 @@ import (
 var errNoKeys = errors.New("no keys; name at least one")
 
 // LockSet is one hold of several keys, on one session, or on those of their keys
-// with WithSharedSessions: it is released, and lost, as a whole. Releasing one of its keys by name releases all of it.
+// with WithSharedSessions: it is released, and lost, as a whole. Releasing one of
+// its keys by name releases all of it.
 type LockSet struct{ *hold }
 
 var _ interface {

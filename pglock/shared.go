@@ -574,7 +574,7 @@ func (c *carrier) session() (root *hold, fresh bool, err error) {
 		<-last.finished // its session is given up then
 		m.mu.Lock()
 	}
-	if most := m.sessionLimit(); most < 0 || most > 0 && m.sessions >= most {
+	if !m.hasRoom() {
 		defer m.mu.Unlock()
 		return nil, false, m.exhausted()
 	}

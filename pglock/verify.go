@@ -86,8 +86,11 @@ func (m *Manager) ensureVerified(ctx context.Context) error {
 // proofIsDue reports whether the next session that is opened has to be preceded
 // by a proof. A pool of one never has room for it. The caller holds mu.
 func (m *Manager) proofIsDue() bool {
+	if m.verified || m.unverified {
+		return false
+	}
 	_, limit := m.pool.Usage()
-	return !m.verified && !m.unverified && limit != 1
+	return limit != 1
 }
 
 // prove is Verify without the book-keeping.

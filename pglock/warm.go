@@ -111,13 +111,10 @@ func (m *Manager) coolDown() {
 // lendSpare lets w, which is alone in its queue, ask for the lock by itself, if
 // there is a warm session for it. The caller holds Manager.mu.
 func (m *Manager) lendSpare(q *queue, w *waiter) {
-	if w.onto != nil || q.contender != nil || len(q.holds) > 0 || q.waiters.Len() > 1 || m.proofIsDue() {
+	if len(m.spares) == 0 || w.onto != nil || q.contender != nil || len(q.holds) > 0 || q.waiters.Len() > 1 || m.proofIsDue() {
 		return
 	}
-	if limit := m.sessionLimit(); limit < 0 || limit > 0 && m.sessions >= limit || len(m.spares) == 0 {
-		return
-	}
-	if !interruptible(m.spares[len(m.spares)-1].s) {
+	if !interruptible(m.spares[len(m.spares)-1].s) || !m.hasRoom() {
 		return
 	}
 	w.warm = m.warm()
@@ -140,7 +137,7 @@ func (c *contender) askHere(ctx context.Context, w *waiter) {
 		a.grant, a.err = ports.Grant{}, fmt.Errorf("%w (%v)", errHurried, a.err)
 	}
 	if a.err == nil && a.grant.Granted {
-		if h, _ := c.deliver(w.warm, a, true); h != nil {
+		if h := c.deliver(w.warm, a, true); h != nil {
 			return
 		}
 	}

@@ -340,6 +340,17 @@ func (p *Pool) Pairs() ports.SessionPool {
 
 // Open implements ports.SessionPool: it takes an idle session, or a new one.
 func (p *Pool) Open(ctx context.Context) (ports.Session, error) {
+	s, err := p.open(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case p.blind:
+		return s, nil
+	}
+	return watched{s}, nil
+}
+
+func (p *Pool) open(ctx context.Context) (*session, error) {
 	for {
 		p.mu.Lock()
 		if p.limit == 0 || p.inUse < p.limit {
@@ -349,11 +360,7 @@ func (p *Pool) Open(ctx context.Context) (ports.Session, error) {
 				b, p.idle = p.idle[n-1], p.idle[:n-1]
 			}
 			p.mu.Unlock()
-			s := p.session(b)
-			if p.blind {
-				return s, nil
-			}
-			return watched{s}, nil
+			return p.session(b), nil
 		}
 		room := p.room
 		p.mu.Unlock()
@@ -441,11 +448,10 @@ func (p *Pool) Evict(_ context.Context, id int64, pid int) (bool, error) {
 
 // Holds implements ports.Witness.
 func (p *Pool) Holds(ctx context.Context, pid int, ids []int64) (held bool, err error) {
-	opened, err := p.Open(ctx)
+	s, err := p.open(ctx)
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", ports.ErrPoolExhausted, err)
 	}
-	s := opened.(interface{ base() *session }).base()
 	defer context.AfterFunc(ctx, s.Destroy)()
 	defer s.Recycle(ctx)
 	err = s.command("holds", 0, func() error {
@@ -485,9 +491,6 @@ type session struct {
 
 // Interruptible implements ports.Interruptible.
 func (s *session) Interruptible() bool { return true }
-
-// base gets the session out of what Open returned.
-func (s *session) base() *session { return s }
 
 // watched is a session that notices its own end.
 type watched struct{ *session }

@@ -3,11 +3,11 @@
 //
 // It is sqllock with the three things that differ under pgx: numbers travel as
 // arguments, so that its cache of prepared statements serves every key (but not
-// the waits, which it would forget whenever one was in vain); the end
-// of a session is noticed at once, without a query; and a session in doubt is
-// ended for real, where the driver's own Close would hand it to the pgxpool.
-// All else, what it promises and what it does not, is said in package sqllock,
-// whose transaction locks, RunTx and RunConn serve here as well.
+// the waits, which it would forget whenever one was in vain); the end of a session
+// is noticed at once, without a query; and a session in doubt is ended for real,
+// where the driver's own Close would hand it to the pgxpool. All else, what it
+// promises and what it does not, is said in package sqllock, whose transaction
+// locks, RunTx and RunConn serve here as well.
 //
 // A *sql.DB from stdlib.OpenDBFromPool does not know the size of its pgxpool:
 // call db.SetMaxOpenConns(int(pool.Config().MaxConns)), or use

@@ -30,10 +30,10 @@ func New(db *sql.DB, opts ...pglock.Option) *pglock.Manager {
 func NewPool(db *sql.DB) ports.SessionPool {
 	return sqllock.NewPool(db, sqllock.Driver{
 		Interrupt: func(driverConn any) func() {
-			if _, ok := driverConn.(driver.Conn); !ok {
-				return nil
+			if conn, ok := driverConn.(driver.Conn); ok {
+				return func() { conn.Close() }
 			}
-			return func() { closeConn(driverConn) }
+			return nil
 		},
 		Close: closeConn,
 	})

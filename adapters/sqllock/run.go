@@ -26,9 +26,9 @@ const finishGrace = 5 * time.Second
 // lost, and the session is closed. The context that fn gets carries the lock,
 // and ends when the lock is released or found to be lost. While fn has the
 // session, the lock is looked for on another connection of the pool; if all are
-// in use, a loss is noticed by fn's statements only. What fn has set on the session and committed
-// stays until the release; then the connection is closed, not handed back to
-// the pool.
+// in use, a loss is noticed by fn's statements only. What fn has set on the
+// session and committed stays until the release; then the connection is closed,
+// not handed back to the pool.
 //
 // Within fn a result may be read as slowly as you like. In exchange, if the
 // network breaks while an answer is on its way to fn, the server's kernel takes

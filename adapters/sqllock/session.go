@@ -372,17 +372,25 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 		s.before, s.liveness = answer.before.String, r.Liveness
 		s.database = answer.database.String
 		s.named = sent
-	} else if state == renewing {
+	}
+	grant, err := s.answered(r, state, sent, answer.granted)
+	grant.Token = ports.Token(answer.token)
+	return grant, err
+}
+
+// answered acts upon the answer to a request that was sent in this state;
+// granted is null in recovery.
+func (s *session) answered(r ports.LockRequest, state tenancy, sent time.Time, granted sql.NullBool) (ports.Grant, error) {
+	if state == renewing {
 		s.named = sent
 	}
-	granted := answer.granted.Bool
 	switch {
-	case !answer.granted.Valid:
+	case !granted.Valid:
 		return ports.Grant{}, errRecovery
-	case granted:
+	case granted.Bool:
 		s.locks[r.ID] = r.Mode
 	}
-	return ports.Grant{Granted: granted, PID: s.pid, Database: s.database, Token: ports.Token(answer.token)}, nil
+	return ports.Grant{Granted: granted.Bool, PID: s.pid, Database: s.database}, nil
 }
 
 // tenancy is what the session has to become for a request.
@@ -521,16 +529,8 @@ func (s *session) Exchange(ctx context.Context, id int64, mode ports.Mode, r por
 		return false, ports.Grant{}, err
 	}
 	s.doubt = false
-	if state == renewing {
-		s.named = sent
-	}
-	if granted.Bool {
-		s.locks[r.ID] = r.Mode
-	}
-	if !granted.Valid {
-		return held, ports.Grant{}, errRecovery
-	}
-	return held, ports.Grant{Granted: granted.Bool, PID: pid, Database: s.database}, nil
+	grant, err := s.answered(r, state, sent, granted)
+	return held, grant, err
 }
 
 // Check implements ports.Session.

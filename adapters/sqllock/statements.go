@@ -205,11 +205,16 @@ func codeOf(mode ports.Mode, exclusive, shared byte) byte {
 	return exclusive
 }
 
+// What takes the lock $2, as tryExclusive and tryShared take $1.
+var (
+	thenTryExclusive = strings.ReplaceAll(tryExclusive, `$1`, `$2`)
+	thenTryShared    = strings.ReplaceAll(tryShared, `$1`, `$2`)
+)
+
 // exchangeStatement gives the lock $1 back and tries $2. It answers with whether
 // the first was held, and then as lockStatement does without fencing.
 func exchangeStatement(mode ports.Mode, next ports.LockRequest, t tenancy) string {
-	try := strings.ReplaceAll(exclusiveOr(next.Mode, tryExclusive, tryShared), `$1`, `$2`)
-	statement := exclusiveOr(mode, unlockExclusive, unlockShared) + `, pg_backend_pid(), ` + try
+	statement := exclusiveOr(mode, unlockExclusive, unlockShared) + `, pg_backend_pid(), ` + exclusiveOr(next.Mode, thenTryExclusive, thenTryShared)
 	if t == renewing {
 		statement += `, ` + renewName
 	}
@@ -247,9 +252,9 @@ const (
 	countHeld = `SELECT pg_backend_pid(), count(*) FROM (SELECT ` + ownID + ownLocks + ` INTERSECT SELECT unnest($1::text::bigint[])) AS held`
 	// countHeldBy counts the same of process $2.
 	countHeldBy = `SELECT count(*) FROM (SELECT ` + ownID + granted + ` AND pid = $2::bigint INTERSECT SELECT unnest($1::text::bigint[])) AS held`
-	// pinHeld counts what countHeld does, and has the transaction that it runs in hold each
-	// lock too, until it ends: a session may have a lock twice. Until then
-	// tcp_user_timeout is off: see patient.
+	// pinHeld counts what countHeld does, and has the transaction that it runs
+	// in hold each lock too, until it ends: a session may have a lock twice.
+	// Until then tcp_user_timeout is off: see patient.
 	pinHeld = `SELECT pg_backend_pid(), count(set_config('tcp_user_timeout', '0', true)) FROM (SELECT DISTINCT ` + ownID + ` AS id, mode` + ownLocks + ` AND ` + ownID + ` = ANY ($1::text::bigint[])) AS held` +
 		` WHERE CASE mode WHEN 'ShareLock' THEN pg_try_advisory_xact_lock_shared(id) ELSE pg_try_advisory_xact_lock(id) END`
 	// patient switches tcp_user_timeout, in milliseconds, while a borrower has
