@@ -758,16 +758,6 @@ func acquireLater(m *pglock.Manager, key string, opts ...ports.AcquireOption) <-
 	return c
 }
 
-// wraps fails the test unless err wraps every target.
-func wraps(t testing.TB, err error, targets ...error) {
-	t.Helper()
-	for _, target := range targets {
-		if !errors.Is(err, target) {
-			t.Fatalf("error %v does not wrap %v", err, target)
-		}
-	}
-}
-
 // startRole starts this test binary as another process that plays a role; see
 // role. It is killed when the test ends, if it has not ended by then.
 func startRole(t testing.TB, role string, w world, key string) *exec.Cmd {

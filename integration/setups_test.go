@@ -3,11 +3,7 @@ package integration
 import (
 	"context"
 	"database/sql"
-	"fmt"
-	"net/url"
-	"os"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,12 +16,20 @@ import (
 	"github.com/holdfast-go/holdfast/adapters/pgxlock"
 	"github.com/holdfast-go/holdfast/adapters/pqlock"
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/ports"
 )
 
 // patience is how long a test waits for what must happen sooner or later.
 const patience = 20 * time.Second
+
+var (
+	must       = testkit.Must
+	wraps      = testkit.Wraps
+	eventually = testkit.Within(patience)
+	param      = testkit.WithParam
+)
 
 var bg = context.Background()
 
@@ -134,18 +138,6 @@ func checked(t testing.TB, db *sql.DB, size int, closePool func()) *sql.DB {
 	return db
 }
 
-// param adds a parameter to a DSN.
-func param(dsn, name, value string) string {
-	u, err := url.Parse(dsn)
-	if err != nil {
-		panic(err)
-	}
-	q := u.Query()
-	q.Set(name, value)
-	u.RawQuery = q.Encode()
-	return u.String()
-}
-
 // world is one setup on a database of its own, so that tests may run side by
 // side: advisory locks of two databases do not meet.
 type world struct {
@@ -172,8 +164,6 @@ func (w world) inPairs() world {
 // sha256Pair makes the pair whose packed number is that of pglock.SHA256Key.
 func sha256Pair(key string) (first, second int32) { return ports.IDPair(pglock.SHA256Key(key)) }
 
-var databases atomic.Int64
-
 // each runs f once for each setup, side by side, each in a world of its own.
 func each(t *testing.T, setups []setup, f func(t *testing.T, w world)) {
 	t.Parallel()
@@ -185,24 +175,11 @@ func each(t *testing.T, setups []setup, f func(t *testing.T, w world)) {
 	}
 }
 
-// newWorld makes a database, which must have no session left when the test
-// ends.
+// newWorld makes the database.
 func newWorld(t testing.TB, s setup) world {
 	t.Helper()
-	name := fmt.Sprintf("holdfast_%d_%d", os.Getpid(), databases.Add(1))
-	_, err := outside.Exec(`CREATE DATABASE ` + name)
-	must(t, err)
-	t.Cleanup(func() {
-		eventually(t, "no session is left in the database", func() bool {
-			return scan[int](t, `SELECT count(*) FROM pg_stat_activity WHERE datname = $1`, name) == 0
-		})
-		_, err := outside.Exec(`DROP DATABASE ` + name)
-		must(t, err)
-	})
-	u, err := url.Parse(server.DSN())
-	must(t, err)
-	u.Path = "/" + name
-	return world{s, u.String(), scan[int](t, `SELECT oid::int FROM pg_database WHERE datname = $1`, name), 1}
+	name, dsn := testkit.Database(t, patience, server, outside)
+	return world{s, dsn, scan[int](t, `SELECT oid::int FROM pg_database WHERE datname = $1`, name), 1}
 }
 
 // db opens a pool of this size; 0 for no bound.
@@ -223,41 +200,16 @@ func (w world) manager(t testing.TB, db *sql.DB, opts ...pglock.Option) *pglock.
 	return m
 }
 
-// must fails the test on an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// eventually fails the test unless cond comes true within patience.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never came true: %s", what)
-		}
-	}
-}
-
 // receive returns what c yields, and fails the test if it yields nothing.
 func receive[T any](t testing.TB, what string, c <-chan T) T {
 	t.Helper()
-	select {
-	case v := <-c:
-		return v
-	case <-time.After(patience):
-		t.Fatalf("never came: %s", what)
-		panic("unreachable")
-	}
+	return testkit.Receive(t, patience, what, c)
 }
 
 // scan reads one row from outside.
 func scan[T any](t testing.TB, query string, args ...any) (v T) {
 	t.Helper()
-	must(t, outside.QueryRow(query, args...).Scan(&v))
-	return v
+	return testkit.Scan[T](t, outside, query, args...)
 }
 
 const advisory = `FROM pg_locks WHERE locktype = 'advisory' AND objsubid = $3 AND database = $1

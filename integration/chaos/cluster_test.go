@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -22,12 +21,16 @@ import (
 	pgxdriver "github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/integration/postgres"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 )
 
 // patience is how long anything may take that has to happen in the end.
 const patience = 30 * time.Second
 
-var bg = context.Background()
+var (
+	bg   = context.Background()
+	must = testkit.Must
+)
 
 // cluster is a primary and, where pg_basebackup can be had, a streaming standby
 // of it, with pgbouncer in front of the primary where that can be had.
@@ -92,7 +95,7 @@ func newCluster(t *testing.T, prepare func(dsn string) error) *cluster {
 	must(t, err)
 	c.nodes[0] = &node{c: c, data: server.DataDir(), port: port}
 	must(t, c.nodes[0].start())
-	c.nodes[1] = &node{c: c, data: filepath.Join(c.dir, "standby"), port: freePort(t)}
+	c.nodes[1] = &node{c: c, data: filepath.Join(c.dir, "standby"), port: testkit.FreePort(t)}
 	if _, err := os.Stat(filepath.Join(c.bin, "pg_basebackup")); err == nil {
 		c.rebuild()
 		select {
@@ -109,21 +112,6 @@ func newCluster(t *testing.T, prepare func(dsn string) error) *cluster {
 		t.Log("no pgbouncer: its restarts are left out")
 	}
 	return c
-}
-
-// freePort returns a port below those that systems hand out to clients, so that
-// it stays free while its server restarts.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		port := 15000 + rand.IntN(17000)
-		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
-			l.Close()
-			return port
-		}
-	}
-	t.Fatal("no free port")
-	return 0
 }
 
 func (c *cluster) stop(t *testing.T) {
@@ -312,7 +300,7 @@ func (c *cluster) newBouncer(t *testing.T, program string) *bouncer {
 	t.Cleanup(primary.close)
 	_, upstream, err := net.SplitHostPort(primary.address())
 	must(t, err)
-	b := &bouncer{c: c, program: program, config: filepath.Join(c.dir, "pgbouncer.ini"), port: freePort(t)}
+	b := &bouncer{c: c, program: program, config: filepath.Join(c.dir, "pgbouncer.ini"), port: testkit.FreePort(t)}
 	password, _ := c.user.Password()
 	users := filepath.Join(c.dir, "users.txt")
 	for name, text := range map[string]string{
@@ -361,12 +349,5 @@ func (b *bouncer) start() (err error) {
 			return err
 		case <-time.After(10 * time.Millisecond):
 		}
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -20,23 +20,18 @@ import (
 
 	"github.com/holdfast-go/holdfast/adapters/pgxlock"
 	"github.com/holdfast-go/holdfast/integration/postgres"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 	"github.com/holdfast-go/holdfast/pglock"
 )
 
 var (
 	server *postgres.Server
 	bg     = context.Background()
+	must   = testkit.Must
 )
 
 func TestMain(m *testing.M) {
 	os.Exit(postgres.Main(m, func(s *postgres.Server) { server = s }))
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // blocks returns the blocks in a language that are to be tested, of which there must

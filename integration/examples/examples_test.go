@@ -30,6 +30,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/integration/postgres"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 	"github.com/holdfast-go/holdfast/pglock"
 )
 
@@ -42,25 +43,16 @@ var (
 	outside *pgxpool.Pool
 	// bin is the directory of the programs.
 	bin string
+
+	must = testkit.Must
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(postgres.Main(built{m}, func(s *postgres.Server) { server = s }))
+	os.Exit(postgres.Main(testkit.Run(func() (int, error) { return run(m) }), func(s *postgres.Server) { server = s }))
 }
 
-// built runs the tests after building the programs.
-type built struct{ m *testing.M }
-
-func (b built) Run() int {
-	code, err := b.run()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
-}
-
-func (b built) run() (code int, err error) {
+// run runs the tests after building the programs.
+func run(m *testing.M) (code int, err error) {
 	if bin, err = os.MkdirTemp("", "holdfast-examples-"); err != nil {
 		return 0, err
 	}
@@ -79,7 +71,7 @@ func (b built) run() (code int, err error) {
 		return 0, err
 	}
 	defer outside.Close()
-	return b.m.Run(), nil
+	return m.Run(), nil
 }
 
 // raceDetected reports whether this test has the race detector in it.
@@ -272,13 +264,6 @@ func terminate(t *testing.T, pid int) {
 	must(t, outside.QueryRow(context.Background(), "SELECT pg_terminate_backend($1)", pid).Scan(&ok))
 	if !ok {
 		t.Fatalf("there is no server process %d", pid)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -58,6 +59,8 @@ type network struct {
 	hosts int
 }
 
+var networks atomic.Int64
+
 // newNetwork makes a network with a server in it.
 func newNetwork(t *testing.T) *network {
 	t.Helper()
@@ -73,7 +76,7 @@ func newNetwork(t *testing.T) *network {
 	u, err := url.Parse(s.DSN())
 	must(t, err)
 
-	n := &network{ns: fmt.Sprintf("holdfast%d.%d", os.Getpid(), databases.Add(1)), port: u.Port(), dsn: s.DSN(), socket: filepath.Join(home, "sockets")}
+	n := &network{ns: fmt.Sprintf("holdfast%d.%d", os.Getpid(), networks.Add(1)), port: u.Port(), dsn: s.DSN(), socket: filepath.Join(home, "sockets")}
 	if out, err := exec.Command("ip", "netns", "add", n.ns).CombinedOutput(); err != nil {
 		t.Skipf("this machine lets nobody make network namespaces: %s", out)
 	}

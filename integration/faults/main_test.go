@@ -5,13 +5,11 @@ package faults
 import (
 	"database/sql"
 	"flag"
-	"fmt"
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/holdfast-go/holdfast/integration/postgres"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 )
 
 var (
@@ -33,25 +31,5 @@ func TestMain(m *testing.M) {
 	if !given {
 		flag.Set("test.parallel", "8")
 	}
-	os.Exit(postgres.Main(leakChecked{m}, func(s *postgres.Server) { server = s }))
-}
-
-// leakChecked runs the tests, and fails if they leave a goroutine behind.
-type leakChecked struct{ m *testing.M }
-
-func (l leakChecked) Run() int {
-	before := goleak.IgnoreCurrent()
-	var err error
-	if outside, err = sql.Open("pgx", server.DSN()); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	outside.SetMaxOpenConns(8)
-	code := l.m.Run()
-	outside.Close()
-	if err := goleak.Find(before); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, "goroutines are left after the tests:", err)
-		return 1
-	}
-	return code
+	os.Exit(testkit.Main(m, 8, func(s *postgres.Server, db *sql.DB) { server, outside = s, db }))
 }

@@ -11,114 +11,21 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 	"github.com/holdfast-go/holdfast/ports"
 )
 
 // poolerSize is how many server sessions a pooler has for a database.
 const poolerSize = 6
-
-// throughPooler starts a pgbouncer in front of the shared server, and returns
-// the DSN of the world through it.
-func throughPooler(t *testing.T, w world, mode string) string {
-	t.Helper()
-	program, err := exec.LookPath("pgbouncer")
-	if err != nil {
-		program = "/usr/sbin/pgbouncer" // seldom in the path of ordinary users
-	}
-	if _, err := os.Stat(program); err != nil {
-		t.Skip("this machine has no pgbouncer")
-	}
-	u, err := url.Parse(w.dsn)
-	must(t, err)
-	if u.Hostname() == "" {
-		t.Skip("the server is not to be reached over TCP")
-	}
-	dir, user := t.TempDir(), (*syscall.Credential)(nil)
-	if server.DataDir() != "" {
-		var home string
-		if home, user = homeOf(t, server); user != nil { // pgbouncer, too, refuses to be root
-			dir, err = os.MkdirTemp(home, "pgbouncer")
-			must(t, err)
-			must(t, os.Chown(dir, int(user.Uid), int(user.Gid)))
-		}
-	}
-	password, _ := u.User.Password()
-	upstream := u.Port()
-	if upstream == "" {
-		upstream = "5432"
-	}
-	port := freePort(t)
-	config, users := filepath.Join(dir, "pgbouncer.ini"), filepath.Join(dir, "users")
-	for name, text := range map[string]string{
-		users: fmt.Sprintf("%q %q\n", u.User.Username(), password),
-		config: fmt.Sprintf(`[databases]
-* = host=%s port=%s
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = %d
-unix_socket_dir =
-auth_type = trust
-auth_file = %s
-pool_mode = %s
-default_pool_size = %d
-max_client_conn = 500
-ignore_startup_parameters = extra_float_digits
-`, u.Hostname(), upstream, port, users, mode, poolerSize),
-	} {
-		must(t, os.WriteFile(name, []byte(text), 0o600))
-		if user != nil {
-			must(t, os.Chown(name, int(user.Uid), int(user.Gid)))
-		}
-	}
-	cmd := exec.Command(program, "-q", config)
-	cmd.Dir = dir
-	said := new(strings.Builder)
-	cmd.Stdout, cmd.Stderr = said, said
-	p := start(t, cmd, user, "")
-	t.Cleanup(func() { p.end(t, syscall.SIGTERM) }) // its sessions end with it
-	host := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	eventually(t, "pgbouncer listens", func() bool {
-		select {
-		case <-p.ended:
-			t.Fatalf("pgbouncer has ended: %s", said)
-		default:
-		}
-		conn, err := net.Dial("tcp", host)
-		if err == nil {
-			conn.Close()
-		}
-		return err == nil
-	})
-	return at(w.dsn, host)
-}
-
-// freePort returns a port below those that systems hand out to clients.
-func freePort(t testing.TB) int {
-	t.Helper()
-	for range 100 {
-		port := 15000 + rand.IntN(17000)
-		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
-			l.Close()
-			return port
-		}
-	}
-	t.Fatal("no free port")
-	return 0
-}
 
 // Two owners behind a transaction or statement pooler, and a stranded lock.
 func TestCase02APoolerThatSharesSessionsIsRefused(t *testing.T) {
@@ -126,7 +33,7 @@ func TestCase02APoolerThatSharesSessionsIsRefused(t *testing.T) {
 	for _, mode := range []string{"transaction", "statement"} {
 		t.Run(mode, func(t *testing.T) {
 			each(t, modes, func(t *testing.T, w world) {
-				dsn := throughPooler(t, w, mode)
+				dsn := testkit.ThroughPooler(t, w.dsn, mode, poolerSize)
 				refused := func(what string, err error) {
 					t.Helper()
 					if !errors.Is(err, ports.ErrUnsafeConnection) {
@@ -219,7 +126,7 @@ func load(t *testing.T, dsn, mode string) (stop func()) {
 func TestCase02ASlowWayToAPoolerDoesNotHideIt(t *testing.T) {
 	const delay = 600 * time.Millisecond // of a far server with TLS, or a busy one
 	each(t, drivers, func(t *testing.T, w world) {
-		dsn := slowly(t, throughPooler(t, w, "transaction"), delay)
+		dsn := slowly(t, testkit.ThroughPooler(t, w.dsn, "transaction", poolerSize), delay)
 		if err := w.manager(t, w.open(t, dsn, 4)).Verify(bg); !errors.Is(err, ports.ErrUnsafeConnection) {
 			t.Errorf("Verify: %v", err)
 		}
@@ -274,7 +181,7 @@ func slowly(t *testing.T, dsn string, delay time.Duration) string {
 
 func TestAPoolerInSessionModeIsAccepted(t *testing.T) {
 	each(t, drivers, func(t *testing.T, w world) {
-		dsn := throughPooler(t, w, "session")
+		dsn := testkit.ThroughPooler(t, w.dsn, "session", poolerSize)
 		db := w.open(t, dsn, 3)
 		before := settingsOf(t, db, 3)
 		m, rival := w.manager(t, db), w.manager(t, w.open(t, dsn, 3))
@@ -310,7 +217,7 @@ func TestAPoolerInSessionModeIsAccepted(t *testing.T) {
 func TestTransactionLocksWorkBehindATransactionPooler(t *testing.T) {
 	each(t, modes, func(t *testing.T, w world) {
 		const goroutines, turns = 12, 10
-		dsn := throughPooler(t, w, "transaction")
+		dsn := testkit.ThroughPooler(t, w.dsn, "transaction", poolerSize)
 		_, err := w.raw(t).Exec(bg, `CREATE TABLE counter AS SELECT 0 AS n`)
 		must(t, err)
 		var plain []any // for the caller's own statements, which are the caller's affair

@@ -6,13 +6,11 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast/adapters/pqlock"
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/integration/postgres"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/ports"
 )
@@ -31,6 +30,14 @@ import (
 // patience is how long a test waits for what must happen sooner or later. The
 // machine may be busy with other things.
 const patience = 60 * time.Second
+
+var (
+	must       = testkit.Must
+	wraps      = testkit.Wraps
+	eventually = testkit.Within(patience)
+	param      = testkit.WithParam
+	freePort   = testkit.FreePort
+)
 
 var bg = context.Background()
 
@@ -102,19 +109,6 @@ func (s setup) manager(t testing.TB, db *sql.DB, opts ...pglock.Option) *pglock.
 	return m
 }
 
-// param sets a parameter of a DSN.
-func param(dsn, name, value string) string {
-	u, err := url.Parse(dsn)
-	if err != nil {
-		panic(err)
-	}
-	q := u.Query()
-	q.Set(name, value)
-	// A space is %20: lib/pq takes a plus sign as it is.
-	u.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
-	return u.String()
-}
-
 // at replaces the address in a DSN.
 func at(dsn, host string) string {
 	u, err := url.Parse(dsn)
@@ -154,8 +148,6 @@ type world struct {
 	view // from outside
 }
 
-var databases atomic.Int64
-
 // each runs f once for each setup, side by side, each in a world of its own.
 func each(t *testing.T, setups []setup, f func(t *testing.T, w world)) {
 	t.Parallel()
@@ -167,24 +159,11 @@ func each(t *testing.T, setups []setup, f func(t *testing.T, w world)) {
 	}
 }
 
-// newWorld makes a database, which must have no session left when the test
-// ends.
+// newWorld makes the database.
 func newWorld(t testing.TB, s setup) world {
 	t.Helper()
-	name := fmt.Sprintf("faults_%d_%d", os.Getpid(), databases.Add(1))
-	_, err := outside.Exec(`CREATE DATABASE ` + name)
-	must(t, err)
-	t.Cleanup(func() {
-		eventually(t, "no session is left in the database", func() bool {
-			return scan[int](t, outside, `SELECT count(*) FROM pg_stat_activity WHERE datname = $1`, name) == 0
-		})
-		_, err := outside.Exec(`DROP DATABASE ` + name)
-		must(t, err)
-	})
-	u, err := url.Parse(server.DSN())
-	must(t, err)
-	u.Path = "/" + name
-	return world{s, u.String(), name, viewOf(t, outside, name)}
+	name, dsn := testkit.Database(t, patience, server, outside)
+	return world{s, dsn, name, viewOf(t, outside, name)}
 }
 
 // db opens a pool in the world.
@@ -281,13 +260,6 @@ func (v view) kill(t testing.TB, pid int) {
 	eventually(t, "the session is gone", func() bool {
 		return scan[int](t, v.db, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid) == 0
 	})
-}
-
-// scan reads one row.
-func scan[T any](t testing.TB, db *sql.DB, query string, args ...any) (v T) {
-	t.Helper()
-	must(t, db.QueryRow(query, args...).Scan(&v))
-	return v
 }
 
 // breakable starts a server that the test may break: a child of this process.
@@ -410,42 +382,14 @@ func unchanged(t testing.TB, before, after map[int]map[string]string) {
 	}
 }
 
-// must fails the test on an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wraps fails the test unless err wraps every target.
-func wraps(t testing.TB, err error, targets ...error) {
-	t.Helper()
-	for _, target := range targets {
-		if !errors.Is(err, target) {
-			t.Fatalf("error %v does not wrap %v", err, target)
-		}
-	}
-}
-
-// eventually fails the test unless cond comes true within patience.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never came true: %s", what)
-		}
-	}
-}
-
 // receive returns what c yields, and fails the test if it yields nothing.
 func receive[T any](t testing.TB, what string, c <-chan T) T {
 	t.Helper()
-	select {
-	case v := <-c:
-		return v
-	case <-time.After(patience):
-		t.Fatalf("never came: %s", what)
-		panic("unreachable")
-	}
+	return testkit.Receive(t, patience, what, c)
+}
+
+// scan reads one row.
+func scan[T any](t testing.TB, db *sql.DB, query string, args ...any) T {
+	t.Helper()
+	return testkit.Scan[T](t, db, query, args...)
 }

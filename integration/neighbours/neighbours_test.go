@@ -8,7 +8,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -32,6 +31,7 @@ import (
 	"github.com/holdfast-go/holdfast/adapters/pgxlock"
 	"github.com/holdfast-go/holdfast/adapters/pqlock"
 	"github.com/holdfast-go/holdfast/integration/postgres"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/pglock/keys"
 	"github.com/holdfast-go/holdfast/ports"
@@ -44,50 +44,22 @@ var (
 	bg      = context.Background()
 	server  *postgres.Server
 	outside *sql.DB
+
+	must       = testkit.Must
+	eventually = testkit.Within(patience)
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(postgres.Main(withOutside{m}, func(s *postgres.Server) { server = s }))
+	os.Exit(postgres.Main(testkit.Run(func() (int, error) { return run(m) }), func(s *postgres.Server) { server = s }))
 }
 
-// withOutside runs the tests with a view of the server from outside.
-type withOutside struct{ m *testing.M }
-
-func (w withOutside) Run() int {
-	var err error
+// run runs the tests with a view of the server from outside.
+func run(m *testing.M) (code int, err error) {
 	if outside, err = sql.Open("pgx", server.DSN()); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return 0, err
 	}
 	defer outside.Close()
-	return w.m.Run()
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never came true: %s", what)
-		}
-	}
-}
-
-func receive[T any](t testing.TB, what string, c <-chan T) T {
-	t.Helper()
-	select {
-	case v := <-c:
-		return v
-	case <-time.After(patience):
-		t.Fatalf("never came: %s", what)
-		panic("unreachable")
-	}
+	return m.Run(), nil
 }
 
 // driver is one of both.
@@ -107,8 +79,6 @@ var drivers = []driver{
 	}},
 }
 
-var databases atomic.Int64
-
 // world is a database of its own.
 type world struct {
 	driver
@@ -119,20 +89,8 @@ func each(t *testing.T, f func(t *testing.T, w world)) {
 	for _, d := range drivers {
 		t.Run(d.name, func(t *testing.T) {
 			t.Parallel()
-			name := fmt.Sprintf("holdfast_neighbours_%d_%d", os.Getpid(), databases.Add(1))
-			_, err := outside.Exec(`CREATE DATABASE ` + name)
-			must(t, err)
-			t.Cleanup(func() {
-				eventually(t, "no session is left in the database", func() bool {
-					return scan[int](t, outside, `SELECT count(*) FROM pg_stat_activity WHERE datname = $1`, name) == 0
-				})
-				_, err := outside.Exec(`DROP DATABASE ` + name)
-				must(t, err)
-			})
-			u, err := url.Parse(server.DSN())
-			must(t, err)
-			u.Path = "/" + name
-			f(t, world{d, name, u.String()})
+			name, dsn := testkit.Database(t, patience, server, outside)
+			f(t, world{d, name, dsn})
 		})
 	}
 }
@@ -156,12 +114,6 @@ func (w world) manager(t testing.TB, opts ...pglock.Option) *pglock.Manager {
 		}
 	})
 	return m
-}
-
-func scan[T any](t testing.TB, db *sql.DB, query string, args ...any) (v T) {
-	t.Helper()
-	must(t, db.QueryRow(query, args...).Scan(&v))
-	return v
 }
 
 // waiting is how many sessions of the database wait for an advisory lock.
@@ -453,4 +405,16 @@ func TestGocronRunsAJobOnce(t *testing.T) {
 		}
 		w.unlocked(t)
 	})
+}
+
+// receive returns what c yields, and fails the test if it yields nothing.
+func receive[T any](t testing.TB, what string, c <-chan T) T {
+	t.Helper()
+	return testkit.Receive(t, patience, what, c)
+}
+
+// scan reads one row.
+func scan[T any](t testing.TB, db *sql.DB, query string, args ...any) T {
+	t.Helper()
+	return testkit.Scan[T](t, db, query, args...)
 }

@@ -133,7 +133,7 @@ func fetchFromMaven(ctx context.Context, repository, cache string, major int) (s
 	if err := probe(ctx, repository); err != nil {
 		return "", fmt.Errorf("its source does not answer: %w", err)
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return "", err
 	}

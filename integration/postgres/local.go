@@ -152,12 +152,7 @@ func startCluster(ctx context.Context, c config, provider, bin string) (_ *Serve
 	if cl.owner, err = unprivileged(); err != nil {
 		return nil, err
 	}
-	// A unix socket's path must be short, and the server's user must get there.
-	base := os.TempDir()
-	if cl.owner != nil && !reachable(base) {
-		base = "/tmp"
-	}
-	if cl.dir, err = os.MkdirTemp(base, "holdfast-postgres-"); err != nil {
+	if cl.dir, err = newHome(cl.owner, "holdfast-postgres-"); err != nil {
 		return nil, err
 	}
 	cl.data = filepath.Join(cl.dir, "data")
@@ -220,11 +215,9 @@ func (cl *cluster) init(ctx context.Context, settings map[string]string) error {
 	if err := os.WriteFile(passwordFile, []byte(cl.password+"\n"), 0o600); err != nil {
 		return err
 	}
-	if cl.owner != nil {
-		for _, path := range []string{passwordFile, cl.dir} {
-			if err := os.Chown(path, cl.owner.uid, cl.owner.gid); err != nil {
-				return err
-			}
+	for _, path := range []string{passwordFile, cl.dir} {
+		if err := cl.owner.own(path); err != nil {
+			return err
 		}
 	}
 	// Passwords go over loopback only, so they need no hashing on the way, and
@@ -257,7 +250,7 @@ func (cl *cluster) init(ctx context.Context, settings map[string]string) error {
 func (cl *cluster) startFirst(ctx context.Context) error {
 	const attempts = 5
 	for attempt := 1; ; attempt++ {
-		port, err := freePort()
+		port, err := FreePort()
 		if err != nil {
 			return err
 		}
@@ -273,10 +266,10 @@ func (cl *cluster) startFirst(ctx context.Context) error {
 
 var errPortTaken = errors.New("the port is taken")
 
-// freePort returns a port that nobody listens on. It is below those that
+// FreePort returns a port that nobody listens on. It is below those that
 // systems hand out to clients: while a server restarts, a client that redials
 // its port could be given that very port, and connect to itself.
-func freePort() (int, error) {
+func FreePort() (int, error) {
 	const low, high, attempts = 15000, 32000, 100
 	var lastErr error
 	for range attempts {
@@ -440,6 +433,24 @@ func (p *process) end(signal os.Signal) error {
 
 // owner is a user that a server runs as.
 type owner struct{ uid, gid int }
+
+// own makes path the owner's, if there is one.
+func (o *owner) own(path string) error {
+	if o == nil {
+		return nil
+	}
+	return os.Chown(path, o.uid, o.gid)
+}
+
+// newHome makes a directory for a server that runs as owner. A unix socket's path
+// must be short, and the server's user must get there.
+func newHome(owner *owner, prefix string) (string, error) {
+	base := os.TempDir()
+	if owner != nil && !reachable(base) {
+		base = "/tmp"
+	}
+	return os.MkdirTemp(base, prefix)
+}
 
 // reachable tells whether every user can get to path.
 func reachable(path string) bool {

@@ -25,6 +25,7 @@ import (
 	"github.com/holdfast-go/holdfast/adapters/otellock"
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/integration/postgres"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/ports"
 )
@@ -32,6 +33,7 @@ import (
 var (
 	bg     = context.Background()
 	server *postgres.Server
+	must   = testkit.Must
 )
 
 func TestMain(m *testing.M) {
@@ -364,11 +366,4 @@ func TestStatementsAreBelowTheSpanOfTheAcquire(t *testing.T) {
 	must(t, lock.Release(bg))
 	r.wantValue(0, "holdfast.lock.held")
 	r.wantValue(0, "holdfast.session.count")
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/integration/testkit"
 	"github.com/holdfast-go/holdfast/pglock"
 )
 
@@ -268,11 +269,12 @@ func TestDoctorFindsAHealthyServerHealthy(t *testing.T) {
 }
 
 func TestDoctorFindsAPooler(t *testing.T) {
-	d, statuses := doctor(t, exitWrong, "--database-url", throughPooler(t, "transaction"))
+	const poolerSize = 20 // pgbouncer's own default
+	d, statuses := doctor(t, exitWrong, "--database-url", testkit.ThroughPooler(t, server.DSN(), "transaction", poolerSize))
 	if statuses["verification"] != "wrong" || statuses["pooler"] != "wrong" || statuses["recovery"] != "ok" || statuses["keepalive"] != "warning" {
 		t.Errorf("transaction mode: %+v", d)
 	}
-	dsn := throughPooler(t, "session")
+	dsn := testkit.ThroughPooler(t, server.DSN(), "session", poolerSize)
 	if d, statuses := doctor(t, 0, "--database-url", dsn); statuses["verification"] != "ok" || statuses["pooler"] != "warning" {
 		t.Errorf("session mode: %+v", d)
 	}
@@ -280,7 +282,7 @@ func TestDoctorFindsAPooler(t *testing.T) {
 	if out, _ := start(t, "run", t.Name(), "--database-url", dsn, "--", "echo", "ran").end(0); out != "ran\n" {
 		t.Errorf("session mode: %q", out)
 	}
-	dsn = throughPooler(t, "transaction")
+	dsn = testkit.ThroughPooler(t, server.DSN(), "transaction", poolerSize)
 	out, stderr := start(t, "run", t.Name(), "--database-url", dsn, "--", "echo", "ran").end(exitUnavailable)
 	if out != "" {
 		t.Error(out)

@@ -28,6 +28,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/integration/postgres"
+	"github.com/holdfast-go/holdfast/integration/testkit"
 	"github.com/holdfast-go/holdfast/pglock"
 )
 
@@ -50,25 +51,17 @@ var (
 	outside *pgxpool.Pool
 	// binary is the tool.
 	binary string
+
+	must       = testkit.Must
+	eventually = testkit.Within(patience)
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(postgres.Main(built{m}, func(s *postgres.Server) { server = s }))
+	os.Exit(postgres.Main(testkit.Run(func() (int, error) { return run(m) }), func(s *postgres.Server) { server = s }))
 }
 
-// built runs the tests after building the tool.
-type built struct{ m *testing.M }
-
-func (b built) Run() int {
-	code, err := b.run()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
-}
-
-func (b built) run() (code int, err error) {
+// run runs the tests after building the tool.
+func run(m *testing.M) (code int, err error) {
 	dir, err := os.MkdirTemp("", "holdfast-tool-")
 	if err != nil {
 		return 0, err
@@ -88,7 +81,7 @@ func (b built) run() (code int, err error) {
 		return 0, err
 	}
 	defer outside.Close()
-	return b.m.Run(), nil
+	return m.Run(), nil
 }
 
 // process is the tool, running.
@@ -303,22 +296,6 @@ func oneLine(t *testing.T, message string, parts ...string) {
 	for _, part := range parts {
 		if !strings.Contains(message, part) {
 			t.Errorf("%q does not say %q", message, part)
-		}
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never came true: %s", what)
 		}
 	}
 }
