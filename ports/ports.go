@@ -133,7 +133,8 @@ type DistributedLock interface {
 
 	// TryAcquire takes the key if nobody has it and does not wait for a rival:
 	// then it returns false and no error. An error means that the answer is
-	// not known.
+	// not known. A wait that was just given up, here or in another process, can
+	// have the key for a round trip more before it gives it back.
 	TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (lock Lock, acquired bool, err error)
 
 	// Release gives back the hold of key, the oldest if there are several

@@ -275,9 +275,9 @@ func (n *network) cutCable(t *testing.T, s setup, rivals *pglock.Manager, role, 
 	}()
 	eventually(t, "the rival waits", func() bool { return n.waiting(t, key) == 1 })
 	if role == borrowerRole {
-		// The acknowledgement of its last answer may be delayed by this kernel; a
-		// cut before it is the case for which RunTx names no bound.
-		time.Sleep(200 * time.Millisecond)
+		// The kernel may delay the acknowledgement of its last answer by 200 ms; a
+		// cut before that is the case in which RunTx promises no takeover by then.
+		time.Sleep(400 * time.Millisecond)
 	}
 	time.Sleep(rand.N(cutWindow)) // at any moment between two checks, full ones too
 	at := monotonic()
