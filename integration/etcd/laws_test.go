@@ -71,9 +71,7 @@ func TestManagersKeepTheLaws(t *testing.T) {
 			Lose:    func(lock ports.Lock) { kill(t, lock.Info().PID) },
 		}
 	})
-	if n := leases(t); n > before {
-		t.Errorf("%d leases are left", n-before)
-	}
+	eventually(t, "no lease is left", func() bool { return leases(t) <= before })
 	if resp, err := outside.Get(bg, "", clientv3.WithPrefix()); err != nil || len(resp.Kvs) != 0 {
 		t.Errorf("left in the cluster: %v, %v", resp, err)
 	}

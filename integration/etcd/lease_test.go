@@ -99,7 +99,8 @@ func TestAWaitWritesNothing(t *testing.T) {
 	if !errors.Is(err, ports.ErrNotAcquired) {
 		t.Error(err)
 	}
-	if after := revision(t); after != before || leases(t) != leased {
+	// There may be fewer leases: those of other tests are ended in the background.
+	if after := revision(t); after != before || leases(t) > leased {
 		t.Errorf("the revision was %d and is %d; %d leases, were %d", before, after, leases(t), leased)
 	}
 	must(t, lock.Release(bg))
