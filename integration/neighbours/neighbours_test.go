@@ -66,17 +66,18 @@ func run(m *testing.M) (code int, err error) {
 type driver struct {
 	name string
 	new  func(*sql.DB, ...pglock.Option) *pglock.Manager
-	// migrate makes golang-migrate's driver for it.
+	// migrate makes golang-migrate's driver for it, and open does by a URL.
 	migrate func(*sql.DB) (database.Driver, error)
+	open    func(url string) (database.Driver, error)
 }
 
 var drivers = []driver{
 	{"pgx", pgxlock.New, func(db *sql.DB) (database.Driver, error) {
 		return migratepgx.WithInstance(db, &migratepgx.Config{})
-	}},
+	}, new(migratepgx.Postgres).Open},
 	{"postgres", pqlock.New, func(db *sql.DB) (database.Driver, error) {
 		return migratepq.WithInstance(db, &migratepq.Config{})
-	}},
+	}, new(migratepq.Postgres).Open},
 }
 
 // world is a database of its own.
@@ -256,6 +257,29 @@ func TestTheGuardExcludesGolangMigrateAlone(t *testing.T) {
 			t.Errorf("%v; %v", first, second)
 		}
 		w.migrated(t)
+	})
+}
+
+// A driver that is opened by a URL takes the path for the name, with its slash.
+func TestGolangMigratesLockDependsOnHowItsDriverIsOpened(t *testing.T) {
+	each(t, func(t *testing.T, w world) {
+		for name, open := range map[string]func() (database.Driver, error){
+			w.name:       func() (database.Driver, error) { return w.migrate(w.db(t)) },
+			"/" + w.name: func() (database.Driver, error) { return w.open(w.dsn) },
+		} {
+			driver, err := open()
+			must(t, err)
+			must(t, driver.Lock())
+			for _, key := range []string{w.name, "/" + w.name} {
+				locks := w.manager(t, pglock.WithKeyFunc(keys.Always(keys.GolangMigrate(key, "public", "schema_migrations"))))
+				if _, acquired, err := locks.TryAcquire(bg, "migrations"); acquired == (key == name) || err != nil {
+					t.Errorf("the driver has the lock of %q, and that of %q is to be had: %v, %v", name, key, acquired, err)
+				}
+				must(t, locks.Close(bg))
+			}
+			must(t, driver.Unlock())
+			must(t, driver.Close())
+		}
 	})
 }
 

@@ -129,6 +129,11 @@ func DjangoPGLocks(key string) int64 { return int64(int32(crc(key))) }
 // database, with NUL bytes between them, times 1486364155, modulo 2³². Its
 // defaults are the schema that the connection is in, and schema_migrations.
 //
+// The database is the DatabaseName in the driver's Config or, where that is empty,
+// the one that the connection is in. A driver that is opened by a URL, as by
+// migrate.New and by the command migrate, has the path of the URL there, with the
+// slash: "/app" for postgres://host/app, and not "app".
+//
 // Source: golang-migrate/migrate, database/util.go, GenerateAdvisoryLockId.
 func GolangMigrate(database, schema, table string) int64 {
 	return int64(crc(schema+"\x00"+table+"\x00"+database) * 1486364155)

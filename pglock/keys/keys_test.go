@@ -32,7 +32,7 @@ func TestKeysMatchTheirEcosystems(t *testing.T) {
 		"DjangoPGLock":      {keys.DjangoPGLock, map[string]int64{"my-lock": 6170642704201584368, "migration:tenant-abc": 2201529434516709283, "日本語": -6643004304765849225}},
 		"DjangoPGLocks":     {keys.DjangoPGLocks, map[string]int64{"my-lock": -994442763, "migration:tenant-abc": 702698958, "日本語": -1475652891, "": 0}},
 		"HashTextExtended":  {keys.HashTextExtended(0), map[string]int64{"my-lock": 7574172786964069059, "migration:tenant-abc": 776826543503024536, "日本語": 2870829529307104068, "": -6939563903564495251}},
-		"GolangMigrate":     {func(db string) int64 { return keys.GolangMigrate(db, "public", "schema_migrations") }, map[string]int64{"postgres": 143310882}},
+		"GolangMigrate":     {func(db string) int64 { return keys.GolangMigrate(db, "public", "schema_migrations") }, map[string]int64{"postgres": 143310882, "/postgres": 3280485947}},
 		"Flyway":            {func(table string) int64 { return keys.Flyway("public", table) }, map[string]int64{"flyway_schema_history": 77433833903597}},
 		"Flyway, elsewhere": {func(schema string) int64 { return keys.Flyway(schema, "verlauf_ü") }, map[string]int64{"migrations": 77429969801316}},
 		"WithAdvisoryLock":  {pair(keys.WithAdvisoryLock), map[string]int64{"my-lock": 1153040885 << 32, "migration:tenant-abc": 702698958 << 32, "日本語": 671830757 << 32, "": 0}},
