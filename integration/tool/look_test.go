@@ -184,27 +184,32 @@ func TestEvictSaysThatTheRoleMayNot(t *testing.T) {
 func TestIDShowsEveryScheme(t *testing.T) {
 	nowhere := environment("DATABASE_URL=postgres://127.0.0.1:1/nowhere")
 	out, _ := startIn(t, nowhere, "id", "my-lock").end(0)
-	for _, want := range []string{`(?m)^sha256 +8110642715282547285 +\S`, `(?m)^fnv1a +-546483653120779755 +\S`} {
+	for _, want := range []string{`(?m)^sha256 +8110642715282547285 +\S`, `(?m)^fnv1a +-546483653120779755 +\S`, `(?m)^dotnet +-605720883,-118112257 +\S`, `(?m)^with-advisory-lock +1153040885,0 +\S`} {
 		if !regexp.MustCompile(want).MatchString(out) {
 			t.Errorf("%s does not match %s", out, want)
 		}
 	}
 	out, _ = startIn(t, nowhere, "id", "--json", "--namespace=my-", "lock").end(0)
-	found := make(map[string]int64)
+	found := make(map[string]string)
 	for _, id := range fromJSON[[]struct {
 		Scheme, From string
-		ID           int64
+		place
 	}](t, out) {
-		found[id.Scheme] = id.ID
+		found[id.Scheme] = id.String()
 	}
-	if found["sha256"] != 8110642715282547285 || found["fnv1a"] != -546483653120779755 {
-		t.Errorf("%s", out)
+	for scheme, want := range map[string]string{
+		"sha256": "bigint 8110642715282547285", "fnv1a": "bigint -546483653120779755",
+		"dotnet": "pair [-605720883 -118112257]", "with-advisory-lock": "pair [1153040885 0]",
+		"number": "", "pair": "", // my-lock is neither
+	} {
+		if found[scheme] != want {
+			t.Errorf("%s is %q, want %q: %s", scheme, found[scheme], want, out)
+		}
 	}
-	if _, ok := found["number"]; ok {
-		t.Errorf("my-lock is no number: %s", out)
-	}
-	if out, _ := startIn(t, nowhere, "id", "--", "-42").end(0); !regexp.MustCompile(`(?m)^number +-42 `).MatchString(out) {
-		t.Errorf("%s", out)
+	for key, want := range map[string]string{"-42": `(?m)^number +-42 `, "-1,2": `(?m)^pair +-1,2 `, "ten chars!": `(?m)^dotnet +-?\d+ `} {
+		if out, _ := startIn(t, nowhere, "id", "--", key).end(0); !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("%s does not match %s", out, want)
+		}
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/integration/postgres"
@@ -196,14 +197,29 @@ type session struct {
 	granted bool
 }
 
-// sessionsOf are those that have the lock of this ID, or wait for it.
-func sessionsOf(t *testing.T, id int64) (found []session) {
+// What pg_locks says in objsubid of the two spaces of locks.
+const (
+	ofBigint = 1
+	ofPair   = 2
+)
+
+// sessionsOf are those that have the lock of this bigint, or wait for it.
+func sessionsOf(t *testing.T, id int64) []session {
 	t.Helper()
+	return sessionsIn(t, server.DSN(), ofBigint, id)
+}
+
+// sessionsIn are those of a database and a space of locks; id has the halves that
+// pg_locks shows.
+func sessionsIn(t *testing.T, dsn string, space int, id int64) (found []session) {
+	t.Helper()
+	config, err := pgx.ParseConfig(dsn)
+	must(t, err)
 	rows, err := outside.Query(bg, `
 		SELECT pid, granted FROM pg_locks
-		WHERE locktype = 'advisory' AND objsubid = 1
-			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-			AND (classid::bigint << 32) | objid::bigint = $1`, id)
+		WHERE locktype = 'advisory' AND objsubid = $1
+			AND database = (SELECT oid FROM pg_database WHERE datname = $2)
+			AND (classid::bigint << 32) | objid::bigint = $3`, space, config.Database, id)
 	must(t, err)
 	defer rows.Close()
 	for rows.Next() {

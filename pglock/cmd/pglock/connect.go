@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"database/sql"
-	"fmt"
 	"os"
 	"time"
 
@@ -43,46 +42,20 @@ func (c *connection) open() (*sql.DB, error) {
 	return db, nil
 }
 
-// checkKeys finds out whether the scheme can derive an ID from each key.
-func (c *connection) checkKeys(keys ...string) error {
+// id derives the ID of key under the scheme.
+func (c *connection) id(key string) (lockID, error) {
 	s, err := schemeOf(c.scheme)
 	if err != nil {
-		return err
+		return lockID{}, err
 	}
-	for _, key := range keys {
-		if _, err := s.id(c.namespace + key); err != nil {
-			return usage("key %q: %w, which --scheme %s needs", c.namespace+key, err, s.name)
-		}
+	id, err := s.id(c.namespace + key)
+	if err != nil {
+		return lockID{}, usage("key %q: %w, which --scheme %s needs", c.namespace+key, err, s.name)
 	}
-	return nil
+	return id, nil
 }
 
-// manager makes a manager whose keys checkKeys has accepted.
-func (c *connection) manager(db *sql.DB, opts ...pglock.Option) (*pglock.Manager, error) {
-	s, err := schemeOf(c.scheme)
-	if err != nil {
-		return nil, err
-	}
-	derive := func(key string) int64 {
-		id, err := s.id(key)
-		if err != nil {
-			panic(fmt.Sprintf("pglock: key %q was not checked: %v", key, err))
-		}
-		return id
-	}
-	return pglock.NewManager(pgxlock.NewPool(db), append(opts, pglock.WithKeyFunc(derive), pglock.WithNamespace(c.namespace))...), nil
-}
-
-// operator opens the database for looking at keys, or at none, rather than for
-// taking locks.
-func (c *connection) operator(keys ...string) (*sql.DB, *pglock.Manager, error) {
-	if err := c.checkKeys(keys...); err != nil {
-		return nil, nil, err
-	}
-	db, err := c.open()
-	if err != nil {
-		return nil, nil, err
-	}
-	m, err := c.manager(db)
-	return db, m, err
+// manager makes a manager in the space of id, whose keys all have this ID.
+func manager(db *sql.DB, id lockID, opts ...pglock.Option) *pglock.Manager {
+	return pglock.NewManager(pgxlock.NewPool(db), append(opts, id.option())...)
 }

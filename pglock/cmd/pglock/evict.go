@@ -9,7 +9,8 @@ import (
 
 const evictHelp = `End the server sessions that hold the lock of KEY. Their holders are told that
 it is lost, and whoever waits is next. To end a holder whose key is not known,
-use the ID that 'pglock ls' shows: pglock evict --scheme number ID
+use the ID that 'pglock ls' shows: pglock evict --scheme number ID, or, where
+it is two numbers, pglock evict --scheme pair FIRST,SECOND
 
 The role must be that of the holder, or have pg_signal_backend.`
 
@@ -21,14 +22,18 @@ func evictCommand(c *connection) *cobra.Command {
 		Args:  oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key := args[0]
-			db, locks, err := c.operator(key)
+			id, err := c.id(key)
+			if err != nil {
+				return err
+			}
+			db, err := c.open()
 			if err != nil {
 				return err
 			}
 			defer db.Close()
 			ctx, cancel := context.WithTimeout(cmd.Context(), lookTimeout)
 			defer cancel()
-			ended, err := locks.Evict(ctx, key)
+			ended, err := manager(db, id).Evict(ctx, key)
 			if err != nil {
 				return unavailable(err)
 			}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"os"
-	"strconv"
 
 	"github.com/spf13/cobra"
 )
@@ -10,8 +9,8 @@ import (
 // keyID is the ID of a key under one scheme.
 type keyID struct {
 	Scheme string `json:"scheme"`
-	ID     int64  `json:"id"`
-	From   string `json:"from"`
+	lockID
+	From string `json:"from"`
 }
 
 func idCommand(c *connection) *cobra.Command {
@@ -19,7 +18,7 @@ func idCommand(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "id KEY [flags]",
 		Short: "Show the lock ID of a key under every scheme",
-		Long:  "Show the ID that KEY has under every scheme, to find it in pg_locks, or to take\nthe lock that another program takes. It asks no database.",
+		Long:  "Show the ID that KEY has under every scheme, to find it in pg_locks, or to take\nthe lock that another program takes. Two numbers with a comma between them are\na lock of two integers. It asks no database.",
 		Args:  oneKey,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if _, err := schemeOf(c.scheme); err != nil {
@@ -31,7 +30,7 @@ func idCommand(c *connection) *cobra.Command {
 			}
 			rows := [][]cell{{{text: "SCHEME"}, {text: "ID"}, {text: "FROM"}}}
 			for _, id := range ids {
-				rows = append(rows, []cell{{text: id.Scheme}, {text: strconv.FormatInt(id.ID, 10)}, {text: id.From}})
+				rows = append(rows, []cell{{text: id.Scheme}, {text: id.String()}, {text: id.From}})
 			}
 			printTable(os.Stdout, rows)
 			return nil

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"os"
 	"strconv"
@@ -9,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/ports"
 )
 
@@ -18,7 +18,7 @@ const lookTimeout = 30 * time.Second
 
 const lsHelp = `List who holds a lock, and who waits: of each KEY, or of all advisory locks in
 the database, also those of other programs. The server knows IDs only, so a key
-is shown where it was given.`
+is shown where it was given. A lock of two integers is shown as FIRST,SECOND.`
 
 // ls is one use of the command ls.
 type ls struct {
@@ -36,13 +36,17 @@ func lsCommand(c *connection) *cobra.Command {
 			if l.every <= 0 {
 				return usage("--every %v is not positive", l.every)
 			}
-			db, locks, err := c.operator(keys...)
+			asked, err := locksOf(c, keys)
+			if err != nil {
+				return err
+			}
+			db, err := c.open()
 			if err != nil {
 				return err
 			}
 			defer db.Close()
 			for {
-				if err := l.look(cmd.Context(), locks, keys); err != nil || !l.watch {
+				if err := l.look(cmd.Context(), db, asked); err != nil || !l.watch {
 					return err
 				}
 				time.Sleep(l.every)
@@ -56,11 +60,34 @@ func lsCommand(c *connection) *cobra.Command {
 	return cmd
 }
 
+// lock is a lock, and what the server tells of it.
+type lock struct {
+	Key string `json:"key"` // empty if all locks are listed
+	lockID
+	Holders []ports.SessionInfo `json:"holders"`
+	Waiters []ports.SessionInfo `json:"waiters"`
+}
+
+// locksOf are the locks of keys, of which nothing is told yet.
+func locksOf(c *connection, keys []string) (locks []lock, err error) {
+	if _, err := schemeOf(c.scheme); err != nil {
+		return nil, err // even if there are no keys
+	}
+	for _, key := range keys {
+		id, err := c.id(key)
+		if err != nil {
+			return nil, err
+		}
+		locks = append(locks, lock{Key: key, lockID: id})
+	}
+	return locks, nil
+}
+
 // look asks the server once and prints what it says.
-func (l *ls) look(ctx context.Context, locks *pglock.Manager, keys []string) error {
+func (l *ls) look(ctx context.Context, db *sql.DB, asked []lock) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	all, err := inspect(ctx, locks, keys)
+	all, err := inspect(ctx, db, asked)
 	if err != nil {
 		return unavailable(err)
 	}
@@ -78,37 +105,52 @@ func (l *ls) look(ctx context.Context, locks *pglock.Manager, keys []string) err
 	return nil
 }
 
-// inspect asks for keys, or for all locks if there are none.
-func inspect(ctx context.Context, locks *pglock.Manager, keys []string) ([]pglock.Inspection, error) {
-	if len(keys) == 0 {
-		return locks.InspectAll(ctx)
+// inspect asks for these locks, or for all if there are none.
+func inspect(ctx context.Context, db *sql.DB, asked []lock) ([]lock, error) {
+	if len(asked) == 0 {
+		return inspectAll(ctx, db)
 	}
-	var all []pglock.Inspection
-	for _, key := range keys {
-		in, err := locks.Inspect(ctx, key)
+	var all []lock
+	for _, l := range asked {
+		in, err := manager(db, l.lockID).Inspect(ctx, l.Key)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, in)
+		all = append(all, lock{l.Key, l.lockID, in.Holders, in.Waiters})
 	}
 	return all, nil
 }
 
-// lockRows makes a table of inspections.
-func lockRows(all []pglock.Inspection, now time.Time) [][]cell {
-	rows := [][]cell{{{text: "LOCK"}, {text: "STATUS"}, {text: "MODE"}, {text: "AGE"}, {text: "PID"}, {text: "HOLDER"}, {text: "USER"}, {text: "CLIENT"}}}
-	for _, in := range all {
-		name := strconv.FormatInt(in.ID, 10)
-		if in.Key != "" {
-			name = shown(in.Key)
+// inspectAll asks for the locks of both spaces.
+func inspectAll(ctx context.Context, db *sql.DB) ([]lock, error) {
+	all := []lock{}
+	for _, space := range []func(int64) lockID{bigintID, pairID} {
+		found, err := manager(db, space(0)).InspectAll(ctx)
+		if err != nil {
+			return nil, err
 		}
-		if len(in.Holders)+len(in.Waiters) == 0 {
+		for _, in := range found {
+			all = append(all, lock{"", space(in.ID), in.Holders, in.Waiters})
+		}
+	}
+	return all, nil
+}
+
+// lockRows makes a table of locks.
+func lockRows(all []lock, now time.Time) [][]cell {
+	rows := [][]cell{{{text: "LOCK"}, {text: "STATUS"}, {text: "MODE"}, {text: "AGE"}, {text: "PID"}, {text: "HOLDER"}, {text: "USER"}, {text: "CLIENT"}}}
+	for _, l := range all {
+		name := l.lockID.String()
+		if l.Key != "" {
+			name = shown(l.Key)
+		}
+		if len(l.Holders)+len(l.Waiters) == 0 {
 			rows = append(rows, []cell{{text: name}, {text: "free"}})
 		}
-		for _, s := range in.Holders {
+		for _, s := range l.Holders {
 			rows = append(rows, sessionRow(name, cell{"held", green}, s, now))
 		}
-		for _, s := range in.Waiters {
+		for _, s := range l.Waiters {
 			rows = append(rows, sessionRow(name, cell{"waiting", yellow}, s, now))
 		}
 	}

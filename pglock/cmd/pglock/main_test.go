@@ -1,15 +1,16 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
-	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/ports"
 )
 
@@ -98,7 +99,7 @@ func TestAgesHaveTwoUnits(t *testing.T) {
 
 func TestNothingInATableCanDriveATerminal(t *testing.T) {
 	evil := "\x1b[31m\nroot"
-	rows := lockRows([]pglock.Inspection{{Key: evil, Holders: []ports.SessionInfo{{Granted: true, HolderID: evil, User: evil, Client: "10.0.0.1"}}, Waiters: []ports.SessionInfo{{Application: evil}}}}, time.Now())
+	rows := lockRows([]lock{{Key: evil, lockID: bigintID(1), Holders: []ports.SessionInfo{{Granted: true, HolderID: evil, User: evil, Client: "10.0.0.1"}}, Waiters: []ports.SessionInfo{{Application: evil}}}}, time.Now())
 	var b strings.Builder
 	printTable(&b, rows)
 	if strings.Contains(b.String(), "\x1b") || strings.Count(b.String(), "\n") != 3 {
@@ -122,4 +123,37 @@ func TestEverySchemeHasItsName(t *testing.T) {
 			t.Errorf("%+v: %v", s, err)
 		}
 	}
+}
+
+func TestAnIDIsShownAsItsSchemeTakesIt(t *testing.T) {
+	for _, n := range []int64{0, 1, -1, 1<<32 | 2, -1 << 32, math.MaxUint32, math.MinInt64, math.MaxInt64} {
+		for take, id := range map[*scheme]lockID{find(t, "number"): bigintID(n), find(t, "pair"): pairID(n)} {
+			again, err := take.id(id.String())
+			if err != nil || again.String() != id.String() || (again.Pair == nil) != (id.Pair == nil) {
+				t.Errorf("%s shows %v, and takes that for %v: %v", take.name, id, again, err)
+			}
+		}
+	}
+	for id, want := range map[lockID]string{bigintID(-42): `{"id":-42}`, bigintID(0): `{"id":0}`, pairID(1<<32 | math.MaxUint32): `{"pair":[1,-1]}`, pairID(0): `{"pair":[0,0]}`} {
+		if got, err := json.Marshal(id); err != nil || string(got) != want {
+			t.Errorf("%v for programs: %s, %v, want %s", id, got, err, want)
+		}
+	}
+}
+
+func TestOnlyTwoNumbersOf32BitsAreAPair(t *testing.T) {
+	for _, key := range []string{"", ",", "1", "1,", ",2", "1,2,3", "1, 2", "1;2", "x,2", "1,2147483648", "-2147483649,2", "0x1,2", "1_0,2"} {
+		if id, err := find(t, "pair").id(key); err == nil {
+			t.Errorf("%q is taken for %v", key, id)
+		}
+	}
+}
+
+func find(t *testing.T, name string) *scheme {
+	t.Helper()
+	s, err := schemeOf(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &s
 }

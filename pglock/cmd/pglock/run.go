@@ -44,6 +44,7 @@ type run struct {
 	holder       string
 
 	key     string
+	id      lockID
 	command *exec.Cmd
 	signals chan os.Signal
 }
@@ -103,15 +104,16 @@ func splitRunArgs(dash int, args []string) (key string, argv []string, err error
 	return args[0], args[1:], nil
 }
 
-// check refuses values that mean nothing.
-func (r *run) check() error {
+// check refuses values that mean nothing, and derives the ID of the key.
+func (r *run) check() (err error) {
 	switch {
 	case r.wait < 0 && r.wait != -1, r.holdAtLeast < 0, r.grace < 0:
 		return usage("a duration must not be negative; leave the flag out")
 	case r.conflictCode < 0 || r.conflictCode > 255:
 		return usage("--conflict-exit-code %d is not an exit code; they are 0 to 255", r.conflictCode)
 	}
-	return r.connection.checkKeys(r.key)
+	r.id, err = r.connection.id(r.key)
+	return err
 }
 
 // run takes the lock, runs the command, and gives the lock back.
@@ -136,10 +138,7 @@ func (r *run) run(ctx context.Context, argv []string) error {
 	if r.holder != "" {
 		opts = append(opts, pglock.WithHolderID(r.holder))
 	}
-	locks, err := r.connection.manager(db, opts...)
-	if err != nil {
-		return err
-	}
+	locks := manager(db, r.id, opts...)
 	defer locks.Close(ctx)
 
 	lock, err := r.acquire(ctx, locks)
