@@ -14,7 +14,8 @@ const (
 	// the server, whose queue serves the other processes. So they wait for no
 	// more than passFor and one hold longer; and a holder that is told by its
 	// release that all went well had the lock from the server that short a time
-	// before.
+	// before. On shared sessions, where a lock is kept for longer, passFor is how
+	// old the server's last answer may be for that.
 	maxPasses = 1000
 	passFor   = 50 * time.Millisecond
 )

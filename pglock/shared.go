@@ -87,9 +87,11 @@ type round struct {
 	asks  map[*ask]struct{}
 }
 
-// give is a lock to be given back.
+// give is a lock to be given back, or one that the manager keeps when one of its
+// holds has ended; that hold needs the server's word that it was there.
 type give struct {
 	unlock ports.Unlock
+	kept   bool
 	h      *hold // has ended with it; nil if it was nobody's
 	at     time.Time
 }
@@ -110,6 +112,7 @@ type carrier struct {
 	running bool // has its goroutine
 	root    *hold
 	last    *hold             // root, and still when that has ended
+	proved  time.Time         // the sending of what the session has last answered
 	server  ports.BatchAnswer // the last; for its PID and Database
 	asks    []*ask            // whose turn has come
 	rounds  []*round
@@ -210,27 +213,31 @@ func (m *Manager) passes(q *queue) bool {
 }
 
 // settleQueue decides what becomes of the lock of q when one of its holds has
-// ended, or when nobody wanted a grant. h is settled with the decision, or with
-// the server's answer if the lock is given back. The caller holds m.mu, and
-// advances q afterwards.
+// ended, or when nobody wanted a grant. h is settled with the decision if the
+// manager keeps the lock, and the server has lately said that it lives; and with
+// the server's answer otherwise. The caller holds m.mu, and advances q afterwards.
 func (m *Manager) settleQueue(q *queue, h *hold) {
 	t := &q.tenure
-	switch c := t.root.carrier; {
-	case len(q.holds) > 0, q.contender != nil, m.passes(q):
+	c, now := t.root.carrier, time.Now()
+	kept := len(q.holds) > 0 || q.contender != nil || m.passes(q)
+	if kept && (h == nil || now.Sub(c.proved) <= passFor) {
 		m.settlePart(h, nil)
-	default:
-		c.gives = append(c.gives, give{ports.Unlock{ID: q.id, Mode: t.mode}, h, time.Now()})
-		c.hasten(m.releaseBound())
-		c.start()
-		t.root = nil
-		if q.head() != nil && time.Since(t.since) >= slice {
-			// The row of holds was long enough, and more are wanted.
-			t.since = time.Time{}
-			if t.turns <= 1 || t.turns%turnsAlone == 0 {
-				m.newAsk(q).rest(turnPause)
-			}
-			t.turns++
+		return
+	}
+	c.gives = append(c.gives, give{ports.Unlock{ID: q.id, Mode: t.mode}, kept, h, now})
+	c.hasten(m.releaseBound())
+	c.start()
+	if kept {
+		return
+	}
+	t.root = nil
+	if q.head() != nil && now.Sub(t.since) >= slice {
+		// The row of holds was long enough, and more are wanted.
+		t.since = time.Time{}
+		if t.turns <= 1 || t.turns%turnsAlone == 0 {
+			m.newAsk(q).rest(turnPause)
 		}
+		t.turns++
 	}
 }
 
@@ -663,6 +670,16 @@ type batch struct {
 	asks  []*ask
 }
 
+// unlocks is what the server is to unlock.
+func (b batch) unlocks() (us []ports.Unlock) {
+	for _, g := range b.gives {
+		if !g.kept {
+			us = append(us, g.unlock)
+		}
+	}
+	return us
+}
+
 // take takes what is to be sent next on the session of root.
 func (c *carrier) take(root *hold) (b batch) {
 	m := c.m
@@ -727,13 +744,11 @@ func (m *Manager) tooMany() error {
 // sent again on another session if this one was over; at once if it was fresh.
 func (c *carrier) send(root *hold, s ports.Batcher, b batch, fresh, retry bool) error {
 	m := c.m
-	req := ports.Batch{HolderID: m.holderID, Liveness: m.window}
-	for _, g := range b.gives {
-		req.Unlocks = append(req.Unlocks, g.unlock)
-	}
+	req := ports.Batch{HolderID: m.holderID, Liveness: m.window, Unlocks: b.unlocks()}
 	for _, a := range b.asks {
 		req.Tries = append(req.Tries, ports.Try{ID: a.q.id, Mode: a.mode, Fencing: a.fencing, Held: a.held})
 	}
+	sent := time.Now()
 	got, err := bounded(m, root.s, 0, func() (ports.BatchAnswer, error) { return s.Batch(context.Background(), req) })
 
 	m.mu.Lock()
@@ -750,6 +765,7 @@ func (c *carrier) send(root *hold, s ports.Batcher, b batch, fresh, retry bool) 
 		err = fmt.Errorf("%w: %w", ports.ErrSessionEnded, root.err)
 	}
 	if err == nil {
+		c.proved = sent
 		c.answered(root, b, got)
 		return nil
 	}
@@ -787,8 +803,8 @@ func (c *carrier) answered(root *hold, b batch, got ports.BatchAnswer) {
 	if got.LockTable > 0 {
 		m.mostHeld = max(got.LockTable/2, 1)
 	}
-	c.locks -= len(b.gives)
-	m.held -= len(b.gives)
+	c.locks -= len(got.Unlocked)
+	m.held -= len(got.Unlocked)
 	if len(b.gives) > 0 && !m.closed {
 		c.bound.Stop()
 		c.bound = nil
@@ -859,10 +875,15 @@ func (a *ask) refused() {
 // it is over. The caller holds Manager.mu.
 func (c *carrier) broke(root *hold, b batch, got ports.BatchAnswer, err error) {
 	root.endNow(fmt.Errorf("%w: %w", ports.ErrLost, err))
-	for i, g := range b.gives {
+	unlocked := got.Unlocked
+	for _, g := range b.gives {
+		confirmed := false
+		if !g.kept && len(unlocked) > 0 {
+			confirmed, unlocked = unlocked[0], unlocked[1:]
+		}
 		switch {
 		case g.h == nil:
-		case i < len(got.Unlocked) && got.Unlocked[i]:
+		case confirmed:
 			c.m.settlePart(g.h, nil)
 		case errors.Is(err, ports.ErrSessionEnded):
 			g.h.lostWith(err)

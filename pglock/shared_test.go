@@ -407,6 +407,67 @@ func TestSharedHoldsOfAManagerAreOneLockAtTheServer(t *testing.T) {
 	})
 }
 
+// What a release keeps at the server, for another hold or for the next one, it has
+// not asked about; so it asks, unless the server has answered a moment ago.
+func TestAReleaseThatUnlocksNothingHasTheServersWord(t *testing.T) {
+	kept := map[string]func(t *testing.T, m *pglock.Manager) (released, other ports.Lock){
+		"beside another hold": func(t *testing.T, m *pglock.Manager) (ports.Lock, ports.Lock) {
+			return acquire(t, m, "k", ports.WithShared()), acquire(t, m, "k", ports.WithShared())
+		},
+		"before the next one": func(t *testing.T, m *pglock.Manager) (ports.Lock, ports.Lock) {
+			lock := acquire(t, m, "k")
+			acquireLater(m, "k")
+			synctest.Wait()
+			return lock, nil
+		},
+		"of a set": func(t *testing.T, m *pglock.Manager) (ports.Lock, ports.Lock) {
+			set, err := m.AcquireAll(bg, []string{"k", "k2"}, ports.WithShared())
+			if err != nil {
+				t.Fatal(err)
+			}
+			acquire(t, m, "k2", ports.WithShared())
+			return set, acquire(t, m, "k", ports.WithShared())
+		},
+	}
+	for name, take := range kept {
+		for _, old := range []bool{false, true} {
+			for _, dead := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, old %v, dead %v", name, old, dead), func(t *testing.T) {
+					bubble(t, func(t *testing.T, server *memlock.Server) {
+						m := oneSession(t, server.Pool(memlock.WithoutWatch()))
+						lock, other := take(t, m)
+						if old {
+							time.Sleep(100 * time.Millisecond)
+						}
+						before := server.Commands("batch")
+						if dead {
+							server.Kill(lock.Info().PID)
+						}
+						err := lock.Release(bg)
+						asked := server.Commands("batch") - before
+						switch {
+						case old && dead:
+							wraps(t, err, ports.ErrLost)
+							if other != nil {
+								wraps(t, other.Err(), ports.ErrLost)
+							}
+						case err != nil:
+							t.Error(err)
+						case old != (asked == 1):
+							t.Errorf("the server was asked %d times", asked)
+						case !dead && len(server.Holders(m.KeyID("k"))) != 1:
+							t.Error("the lock is not kept")
+						}
+						if dead {
+							time.Sleep(window/5 + 1) // until all know
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
 type acquired struct {
 	lock ports.Lock
 	err  error

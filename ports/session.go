@@ -175,7 +175,8 @@ type Watcher interface {
 // session. A Batch is a command of the session like Lock.
 type Batcher interface {
 	// Batch gives back b.Unlocks, and then tries b.Tries, waiting for none of
-	// them. When it has failed, any of the locks may be held.
+	// them. When it has failed, any of the locks may be held. With neither, the
+	// answer says that the session lives.
 	//
 	// The fencing token of a batch must be drawn when all its locks are taken:
 	// it is then greater than that of every earlier grant of each of them. A
