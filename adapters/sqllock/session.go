@@ -227,6 +227,9 @@ type session struct {
 
 	locks map[int64]ports.Mode // what Lock and Batch have granted and not taken back
 	pid   int                  // the server process; 0 before its first answer
+	// prepared has what queryOften was asked, as a prepared statement from the
+	// second time on.
+	prepared map[string]*sql.Stmt
 	// before has the settings that Lock has changed, as a JSON object; empty
 	// if there are none.
 	before string
@@ -280,7 +283,36 @@ func (s *session) begin(ctx context.Context) (context.Context, func(), error) {
 
 // query runs a statement that returns one row. The caller has begun.
 func (s *session) query(ctx context.Context, statement string, args []any, dest ...any) error {
-	err := s.conn.QueryRowContext(ctx, statement, args...).Scan(dest...)
+	return s.failed(s.conn.QueryRowContext(ctx, statement, args...).Scan(dest...))
+}
+
+// queryOften is query, with arguments that are not bound yet, for a statement
+// that takes the server longer to plan than to run, and that comes again. From
+// the second time on it is prepared, which a pinned connection may do whatever
+// its driver does by itself.
+func (s *session) queryOften(ctx context.Context, statement string, args []any, dest ...any) error {
+	prepared, again := s.prepared[statement]
+	if !again {
+		if s.prepared == nil {
+			s.prepared = make(map[string]*sql.Stmt)
+		}
+		s.prepared[statement] = nil
+		statement, args = s.pool.form.bind(statement, args...)
+		return s.query(ctx, statement, args, dest...)
+	}
+	if prepared == nil {
+		text, _ := (asArguments | s.pool.form).bind(statement)
+		var err error
+		if prepared, err = s.conn.PrepareContext(ctx, text); err != nil {
+			return s.failed(err)
+		}
+		s.prepared[statement] = prepared
+	}
+	return s.failed(prepared.QueryRowContext(ctx, args...).Scan(dest...))
+}
+
+// failed says what the error of a statement means, and keeps it in mind.
+func (s *session) failed(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -426,21 +458,24 @@ func (s *session) Batch(ctx context.Context, b ports.Batch) (ports.BatchAnswer, 
 	}
 	defer end()
 
-	ids, codes, fenced := batchCodes(b)
-	args := []any{idArray(ids), string(codes)}
+	lists, fenced := listsOf(b)
 	arrives := b.Liveness > 0 && s.before == ""
+	var args, dest []any
+	for i := range fenced.lists() {
+		args, dest = append(args, lists[i]), append(dest, &lists[i])
+	}
 	if arrives {
 		args = append(args, holderName(b.HolderID))
 	}
-	statement, args := s.pool.form.bind(batchStatement(len(b.Unlocks) > 0, len(b.Tries) > 0, fenced, arrives, b.Liveness), args...)
 	var pid, room int
-	var database, unlocked, tried string
+	var database string
 	var recovering bool
 	var token int64
 	var before, ignore sql.NullString
 	doubted := s.doubt
 	s.doubt = true // until the answer says what the session holds
-	err = s.query(ctx, statement, args, &pid, &database, &recovering, &unlocked, &tried, &token, &room, &before, &ignore)
+	err = s.queryOften(ctx, batchStatement(fenced, arrives, b.Liveness), args,
+		append(append([]any{&pid, &database, &recovering}, dest...), &token, &room, &before, &ignore)...)
 	switch {
 	case err == nil && ctx.Err() != nil: // see Lock
 		err = context.Cause(ctx)
@@ -456,19 +491,17 @@ func (s *session) Batch(ctx context.Context, b ports.Batch) (ports.BatchAnswer, 
 	if recovering {
 		return ports.BatchAnswer{}, errRecovery
 	}
-	if len(unlocked) != len(b.Unlocks) || len(tried) != len(b.Tries) {
-		return ports.BatchAnswer{}, fmt.Errorf("the server answered %q, %q to %d unlocks and %d tries", unlocked, tried, len(b.Unlocks), len(b.Tries))
+	a, ok := answersTo(b, lists)
+	if !ok {
+		return ports.BatchAnswer{}, fmt.Errorf("the server answered %q to %d unlocks and %d tries", lists, len(b.Unlocks), len(b.Tries))
 	}
 	s.doubt = doubted
-	a := ports.BatchAnswer{PID: pid, Database: database, Token: ports.Token(token), LockTable: room}
-	for i, u := range b.Unlocks {
-		a.Unlocked = append(a.Unlocked, unlocked[i] == answerYes)
+	a.PID, a.Database, a.Token, a.LockTable = pid, database, ports.Token(token), room
+	for _, u := range b.Unlocks {
 		delete(s.locks, u.ID)
 	}
 	for i, t := range b.Tries {
-		granted := tried[i] != answerNo
-		a.Granted = append(a.Granted, granted)
-		if granted {
+		if a.Granted[i] {
 			s.locks[t.ID] = t.Mode
 		}
 	}
@@ -616,6 +649,11 @@ func (s *session) Recycle(ctx context.Context) bool {
 	if reusable && s.before != "" {
 		statement, args := s.pool.form.bind(restore, s.before)
 		reusable = s.query(ctx, statement, args, new(int)) == nil
+	}
+	for _, p := range s.prepared {
+		if reusable && p != nil {
+			reusable = p.Close() == nil
+		}
 	}
 	if reusable {
 		s.over = true

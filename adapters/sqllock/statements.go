@@ -109,100 +109,147 @@ func lockStatement(r ports.LockRequest, t tenancy) string {
 	return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
 }
 
-// A statement for a batch is built in the same way. In $1 it has the IDs, in $2
-// a character for each, and it answers with a character for each, in order.
+// A statement for a batch is built in the same way. Its arguments are lists of
+// IDs, of which each is of one mode: $1 and $2 to unlock, $3 and $4 to try, and, in
+// one that is fenced, $5 and $6 to try for a token. It answers each list with one
+// of booleans, in order.
 //
 //  1. As above, and the unlocks.
-//  2. The tries. They look at the answer of 1, so that they come after it: an ID
+//  2. The tries. They look at the answers of 1, so that they come after it: an ID
 //     may be in both.
 //  3. The fencing token, when all locks are taken: the transaction's number is
 //     drawn when it is first asked for, and a lock that was taken after that
 //     may have had a holder meanwhile whose number is greater.
 const (
-	batchOf    = ` FROM unnest($1::text::bigint[], string_to_array($2::text, NULL)) WITH ORDINALITY AS u (id, what, n) WHERE what `
-	unlockCode = `IN ('` + string(codeUnlock) + `', '` + string(codeUnlockShared) + `')`
-
-	batchUnlocks = `(SELECT string_agg(CASE WHEN CASE what WHEN '` + string(codeUnlock) + `' THEN pg_advisory_unlock(id) ELSE pg_advisory_unlock_shared(id) END` +
-		` THEN '` + string(answerYes) + `' ELSE '` + string(answerNo) + `' END, '' ORDER BY n)` + batchOf + unlockCode + `)`
-	batchTries = `(SELECT string_agg(CASE WHEN recovering OR unlocked IS NULL THEN '` + string(answerNo) + `'` +
-		` WHEN CASE lower(what) WHEN '` + string(codeTry) + `' THEN pg_try_advisory_lock(id) WHEN '` + string(codeTryShared) + `' THEN pg_try_advisory_lock_shared(id) ELSE true END` +
-		` THEN CASE WHEN what = lower(what) THEN '` + string(answerYes) + `' ELSE '` + string(answerFenced) + `' END ELSE '` + string(answerNo) + `' END, '' ORDER BY n)` + batchOf + `NOT ` + unlockCode + `)`
-
-	batchNone = `''::text`
-
-	batchToken = `CASE WHEN strpos(tried, '` + string(answerFenced) + `') = 0` + tokenThen
-	batchTook  = `CASE WHEN translate(tried, '` + string(answerNo) + `', '') <> '' THEN `
+	batchUnlocks = `pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering,` +
+		` ARRAY(SELECT pg_advisory_unlock(id)` + batchEach + `$1` + batchIDs + `)::text AS unlocked,` +
+		` ARRAY(SELECT pg_advisory_unlock_shared(id)` + batchEach + `$2` + batchIDs + `)::text AS unlocked_shared`
+	batchTries = `, ARRAY(SELECT pg_try_advisory_lock(id)` + batchEach + `$3` + batchIDs + batchMay + `)::text AS tried,` +
+		` ARRAY(SELECT pg_try_advisory_lock_shared(id)` + batchEach + `$4` + batchIDs + batchMay + `)::text AS tried_shared`
+	batchFencedTries = `, ARRAY(SELECT pg_try_advisory_lock(id)` + batchEach + `$5` + batchIDs + batchMay + `)::text AS fenced,` +
+		` ARRAY(SELECT pg_try_advisory_lock_shared(id)` + batchEach + `$6` + batchIDs + batchMay + `)::text AS fenced_shared`
+	batchEach = ` FROM unnest(`
+	batchIDs  = `::text::bigint[]) AS u (id)`
+	batchMay  = ` WHERE NOT recovering AND unlocked || unlocked_shared <> ''`
 
 	// lockTable is how many locks the server has room for, at the least.
 	lockTable = `current_setting('max_locks_per_transaction')::bigint * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)`
 )
 
-// What is wanted of one ID in a batch, and what came of it. An upper case letter
-// asks for a fencing token, too.
-const (
-	codeUnlock       = 'u'
-	codeUnlockShared = 'v'
-	codeTry          = 'x'
-	codeTryShared    = 's'
-	codeHeld         = 'h' // take nothing
-	toFenced         = 'a' - 'A'
+// fencing says whether a batch draws a token.
+type fencing int
 
-	answerNo     = '0'
-	answerYes    = '1'
-	answerFenced = '2' // yes, and wants a token
+const (
+	unfenced    fencing = iota
+	onGrant             // if one of its fenced tries is granted
+	fencedAtAll         // anyway
 )
 
-// batchStatement builds the statement of a batch with or without unlocks, with or
-// without tries: planning it costs as much as all else where it is not prepared.
-// Its arguments are the IDs, the codes, and, if the session is arriving, the
-// holder's name.
-func batchStatement(unlocks, tries, fenced, arrives bool, liveness time.Duration) string {
-	unlocked, tried := batchNone, batchNone
+// settledBatch has the statements of batches by what they draw.
+var settledBatch = [...]string{
+	unfenced:    newBatch(unfenced, false, 0),
+	onGrant:     newBatch(onGrant, false, 0),
+	fencedAtAll: newBatch(fencedAtAll, false, 0),
+}
+
+// batchStatement is the statement of a batch. If the session is arriving, its
+// last argument is the holder's name.
+func batchStatement(f fencing, arrives bool, liveness time.Duration) string {
+	if !arrives {
+		return settledBatch[f]
+	}
+	return newBatch(f, arrives, liveness)
+}
+
+func newBatch(f fencing, arrives bool, liveness time.Duration) string {
+	unlocked := `pid, database, recovering, unlocked, unlocked_shared`
+	tries, tried := batchTries, unlocked+`, tried, tried_shared`
+	granted := `strpos(tried || tried_shared, 't') > 0`
 	token, before, arrival, room := `0::bigint`, `NULL::text`, `NULL::text`, `0::bigint`
-	if unlocks {
-		unlocked = batchUnlocks
+	if f > unfenced {
+		tries, tried = tries+batchFencedTries, tried+`, fenced, fenced_shared`
+		granted = `strpos(tried || tried_shared || fenced || fenced_shared, 't') > 0`
+		token = `CASE WHEN strpos(fenced || fenced_shared, 't') = 0` + tokenThen
 	}
-	if tries {
-		tried = batchTries
-	}
-	if fenced {
-		token = batchToken
+	if f == fencedAtAll {
+		token = `CASE WHEN false` + tokenThen
 	}
 	if arrives {
-		set, was := holderSettings(liveness, 3)
-		before, arrival, room = batchTook+was+` END`, `CASE WHEN before IS NOT NULL THEN `+set+` END`, lockTable
+		set, was := holderSettings(liveness, f.lists()+1)
+		before, arrival, room = `CASE WHEN `+granted+` THEN `+was+` END`, `CASE WHEN before IS NOT NULL THEN `+set+` END`, lockTable
 	}
-	return `SELECT pid, database, recovering, unlocked, tried, token, ` + room + `, before, ` + arrival +
-		` FROM (SELECT pid, database, recovering, unlocked, tried, ` + token + ` AS token, ` + before + ` AS before` +
-		` FROM (SELECT pid, database, recovering, unlocked, ` + tried + ` AS tried` +
-		` FROM (SELECT pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering, ` + unlocked + ` AS unlocked OFFSET 0)` +
-		` AS a OFFSET 0) AS b OFFSET 0) AS c`
+	return `SELECT ` + tried + `, token, ` + room + `, before, ` + arrival +
+		` FROM (SELECT ` + tried + `, ` + token + ` AS token, ` + before + ` AS before` +
+		` FROM (SELECT ` + unlocked + tries +
+		` FROM (SELECT ` + batchUnlocks + ` OFFSET 0) AS a OFFSET 0) AS b OFFSET 0) AS c`
 }
 
-// batchCodes are the arguments of batchStatement for a batch.
-func batchCodes(b ports.Batch) (ids []int64, codes []byte, fenced bool) {
+// lists is how many lists of IDs a batch has.
+func (f fencing) lists() int {
+	if f == unfenced {
+		return 4
+	}
+	return 6
+}
+
+// batchLists has a list for each of the statement's: of IDs, or of answers.
+type batchLists [6]string
+
+// listsOf are the lists of IDs of a batch, and what it is to draw.
+func listsOf(b ports.Batch) (lists batchLists, f fencing) {
+	var ids [len(lists)][]int64
 	for _, u := range b.Unlocks {
-		ids, codes = append(ids, u.ID), append(codes, codeOf(u.Mode, codeUnlock, codeUnlockShared))
+		i := exclusiveOr(u.Mode, 0, 1)
+		ids[i] = append(ids[i], u.ID)
 	}
 	for _, t := range b.Tries {
-		code := codeOf(t.Mode, codeTry, codeTryShared)
-		if t.Held {
-			code = codeHeld
+		switch {
+		case t.Held && t.Fencing:
+			f = fencedAtAll
+		case t.Fencing:
+			f = max(f, onGrant)
 		}
-		if t.Fencing {
-			code -= toFenced
-			fenced = true
+		if !t.Held {
+			i := listOf(t)
+			ids[i] = append(ids[i], t.ID)
 		}
-		ids, codes = append(ids, t.ID), append(codes, code)
 	}
-	return ids, codes, fenced
+	for i := range ids {
+		lists[i] = idArray(ids[i])
+	}
+	return lists, f
 }
 
-func codeOf(mode ports.Mode, exclusive, shared byte) byte {
-	if mode == ports.Shared {
-		return shared
+// listOf is the list that a try is in.
+func listOf(t ports.Try) int {
+	if t.Fencing {
+		return exclusiveOr(t.Mode, 4, 5)
 	}
-	return exclusive
+	return exclusiveOr(t.Mode, 2, 3)
+}
+
+// answersTo reads the server's lists of booleans for a batch; an answer for what
+// was not asked is yes. It returns false if one of them is not as long as its list
+// of IDs.
+func answersTo(b ports.Batch, lists batchLists) (a ports.BatchAnswer, ok bool) {
+	for i := range lists {
+		lists[i] = strings.Trim(lists[i], "{}")
+	}
+	ok = true
+	next := func(i int) bool {
+		answer, rest, _ := strings.Cut(lists[i], ",")
+		ok = ok && (answer == "t" || answer == "f")
+		lists[i] = rest
+		return answer == "t"
+	}
+	a.Unlocked, a.Granted = make([]bool, len(b.Unlocks)), make([]bool, len(b.Tries))
+	for i, u := range b.Unlocks {
+		a.Unlocked[i] = next(exclusiveOr(u.Mode, 0, 1))
+	}
+	for i, t := range b.Tries {
+		a.Granted[i] = t.Held || next(listOf(t))
+	}
+	return a, ok && lists == batchLists{}
 }
 
 // What takes the lock $2, as tryExclusive and tryShared take $1.
@@ -312,8 +359,8 @@ const (
 	txRelease   = `RELEASE SAVEPOINT holdfast_wait`
 )
 
-// exclusiveOr picks a statement by mode.
-func exclusiveOr(mode ports.Mode, exclusive, shared string) string {
+// exclusiveOr picks by mode.
+func exclusiveOr[T any](mode ports.Mode, exclusive, shared T) T {
 	if mode == ports.Shared {
 		return shared
 	}

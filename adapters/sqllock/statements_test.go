@@ -114,20 +114,26 @@ func FuzzAHolderIDIsHarmlessAndFoundAgain(f *testing.F) {
 			}
 		}
 
-		for i := range 16 {
-			unlocks, tries, fenced, arrives := i&1 > 0, i&2 > 0, i&4 > 0, i&8 > 0
-			statement, _ := inText.bind(batchStatement(unlocks, tries, fenced, arrives, time.Minute), "{1}", "x", name)
-			values, around, err := literals(statement)
-			if err != nil || strings.Contains(around, "$") {
-				t.Fatalf("%q: %v in %q", id, err, statement)
-			}
-			for _, v := range values {
-				if v != name && v != "{1}" && v != "x" {
-					t.Errorf("%q: the literal says %q", id, v)
+		for _, f := range []fencing{unfenced, onGrant, fencedAtAll} {
+			for _, arrives := range []bool{false, true} {
+				want := []string{"{1}", "{2}", "{3}", "{4}", "{5}", "{6}"}[:f.lists()]
+				if arrives {
+					want = append(want, name)
 				}
-			}
-			if name != "x" && slices.Contains(values, name) != arrives {
-				t.Errorf("%q in %q", id, statement)
+				var args []any
+				for _, arg := range want {
+					args = append(args, arg)
+				}
+				statement, _ := inText.bind(batchStatement(f, arrives, time.Minute), args...)
+				values, around, err := literals(statement)
+				if err != nil || strings.Contains(around, "$") {
+					t.Fatalf("%q: %v in %q", id, err, statement)
+				}
+				slices.Sort(values)
+				slices.Sort(want)
+				if !slices.Equal(values, want) {
+					t.Errorf("%q: the literals %q in %q", id, values, statement)
+				}
 			}
 		}
 
@@ -259,7 +265,7 @@ func TestNoStatementOfPairsIsAboutABigint(t *testing.T) {
 	statements := []string{
 		unlockExclusive, unlockShared, unlockExclusive + thenAll, clearExclusive, clearShared, countHeld, countHeldBy, pinHeld, evict, inspect,
 		txTryExclusive, txTryShared, txWaitExclusive, txWaitShared,
-		batchStatement(true, true, true, true, time.Minute), batchStatement(true, false, false, false, 0), batchStatement(false, true, false, false, 0),
+		batchStatement(unfenced, true, time.Minute), batchStatement(onGrant, false, 0),
 	}
 	for _, r := range requests() {
 		for _, state := range []tenancy{passing, arriving, settled, renewing} {
@@ -282,16 +288,44 @@ func TestNoStatementOfPairsIsAboutABigint(t *testing.T) {
 	}
 }
 
-func TestABatchTravelsAsIDsAndALetterForEach(t *testing.T) {
-	ids, codes, fenced := batchCodes(ports.Batch{
-		Unlocks: []ports.Unlock{{ID: 1}, {ID: 2, Mode: ports.Shared}},
-		Tries:   []ports.Try{{ID: 1, Mode: ports.Shared}, {ID: 3}, {ID: 4, Held: true, Fencing: true}, {ID: 5, Fencing: true}, {ID: 6, Mode: ports.Shared, Fencing: true}},
-	})
-	if !slices.Equal(ids, []int64{1, 2, 1, 3, 4, 5, 6}) || string(codes) != "uvsxHXS" || !fenced {
-		t.Errorf("%v %s %v", ids, codes, fenced)
+func TestABatchTravelsAsLists(t *testing.T) {
+	batch := ports.Batch{
+		Unlocks: []ports.Unlock{{ID: 1}, {ID: 2, Mode: ports.Shared}, {ID: 3}},
+		Tries: []ports.Try{
+			{ID: 1, Mode: ports.Shared}, {ID: 3}, {ID: 4, Held: true}, {ID: 5},
+			{ID: 6, Fencing: true}, {ID: 7, Mode: ports.Shared, Fencing: true}, {ID: 8, Fencing: true},
+		},
 	}
-	if _, _, fenced := batchCodes(ports.Batch{Tries: []ports.Try{{ID: 1}}}); fenced {
-		t.Error("a token that nobody wants")
+	lists, f := listsOf(batch)
+	if lists != (batchLists{"{1,3}", "{2}", "{3,5}", "{1}", "{6,8}", "{7}"}) || f != onGrant || f.lists() != len(lists) {
+		t.Errorf("%v, %v", lists, f)
+	}
+	for want, try := range map[fencing]ports.Try{
+		unfenced:    {ID: 6, Held: true},
+		onGrant:     {ID: 6, Fencing: true},
+		fencedAtAll: {ID: 6, Held: true, Fencing: true},
+	} {
+		other := ports.Try{ID: 7, Fencing: want > unfenced}
+		for _, tries := range [][]ports.Try{{try}, {other, try}, {try, other}} {
+			if _, f := listsOf(ports.Batch{Tries: tries}); f != want {
+				t.Errorf("%v draws %v", tries, f)
+			}
+		}
+	}
+
+	right := batchLists{"{t,f}", "{t}", "{f,t}", "{t}", "{t,f}", "{f}"}
+	a, ok := answersTo(batch, right)
+	if !ok || !slices.Equal(a.Unlocked, []bool{true, true, false}) || !slices.Equal(a.Granted, []bool{true, false, true, true, true, false, false}) {
+		t.Errorf("%v, %v", a, ok)
+	}
+	for i := range right {
+		for _, answer := range []string{"", "{}", "{NULL}", "{t,f,t}", "{t,f},", "t,NULL", "{f,x}"} {
+			wrong := right
+			wrong[i] = answer
+			if a, ok := answersTo(batch, wrong); ok {
+				t.Errorf("%q was taken for %v", wrong, a)
+			}
+		}
 	}
 }
 
