@@ -612,7 +612,7 @@ func (h *hold) settle(watchErr error, here bool) (next *hold) {
 	m.exit()
 	m.mu.Unlock()
 	if ex != nil {
-		return ex.goOn(h.s, here)
+		return ex.goOn(h.s, here || m.hot(h.s, ex.a.sent))
 	}
 	return nil
 }
