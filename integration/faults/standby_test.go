@@ -77,6 +77,9 @@ func TestCase37AStandbyIsRefusedAndAfterItsPromotionTokensGrow(t *testing.T) {
 	s := breakable(t, map[string]string{"wal_keep_size": "256MB"})
 	standby := newStandby(t, s)
 	there := observer(t, standby)
+	if info, err := sqllock.Examine(bg, there); err != nil || !info.InRecovery {
+		t.Errorf("a standby examined: %+v, %v", info, err)
+	}
 
 	for _, d := range modes {
 		t.Run("refused/"+d.name, func(t *testing.T) {
