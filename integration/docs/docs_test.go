@@ -341,10 +341,6 @@ func TestDiagramsAreWellFormed(t *testing.T) {
 	}
 }
 
-// generated are the pages and pictures that a target of the Makefile writes; they may
-// be missing.
-var generated = map[string]string{"docs/chaos.md": "chaos", "docs/benchmarks.md": "bench", "docs/benchmarks/": "bench"}
-
 func TestLinksLeadSomewhere(t *testing.T) {
 	texts, err := pages()
 	must(t, err)
@@ -360,9 +356,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 				file = filepath.ToSlash(filepath.Join(filepath.Dir(page), target))
 			}
 			if _, err := os.Stat(filepath.Join(root, file)); err != nil {
-				if !isGenerated(file) {
-					t.Errorf("%s: the link to %s leads nowhere", page, match[1])
-				}
+				t.Errorf("%s: the link to %s leads nowhere", page, match[1])
 				continue
 			}
 			if anchor != "" && !slices.Contains(anchors(texts[file]), anchor) {
@@ -407,15 +401,6 @@ func TestDrawnArrowsAreImports(t *testing.T) {
 	if found == 0 {
 		t.Error("no diagram has arrows between packages")
 	}
-}
-
-func isGenerated(file string) bool {
-	for prefix := range generated {
-		if file == prefix || strings.HasSuffix(prefix, "/") && strings.HasPrefix(file, prefix) {
-			return true
-		}
-	}
-	return false
 }
 
 // withoutBlocks is a page without its fenced blocks.
