@@ -14,11 +14,19 @@ import (
 // leave a lease behind.
 const interruptAfter = 50 * time.Millisecond
 
+// turnSlots is how many times longer a round of two processes is that take turns
+// of half a second.
+const turnSlots = 20
+
 // contention is what came of goroutines that all wanted one key.
 type contention struct {
 	pairs  int // taken and given back
 	served int // goroutines that had the lock at least once
+	lasted time.Duration
 }
+
+// rate is in pairs per second.
+func (c contention) rate() float64 { return float64(c.pairs) / c.lasted.Seconds() }
 
 // contend has goroutines lock and unlock one key for a while, which nobody else
 // has used before. It fails if two of them were ever in at once.
@@ -66,7 +74,7 @@ func contend(c contestant, e *entrant, key string, goroutines int, lasts time.Du
 		interrupt()
 	}
 	wg.Wait()
-	return contention{int(pairs.Load()), int(served.Load())}, errors.Join(errs...)
+	return contention{int(pairs.Load()), int(served.Load()), lasts}, errors.Join(errs...)
 }
 
 // contendedKey is the key of those who start at a time.
@@ -101,14 +109,19 @@ func (b *bench) twoProcesses() (_ []outcomes[[2]contention], err error) {
 		}
 	}
 	return interleave(names(field), b.rounds, func(i int) (got [2]contention, err error) {
+		lasts := b.contendSlot
+		if field[i].turns {
+			lasts *= turnSlots
+		}
 		start := time.Now().Add(5 * time.Millisecond).UnixNano()
 		both := workers[2*i : 2*i+2]
 		for _, w := range both {
-			if err := w.tell("contend", start, b.contenders, int64(b.contendSlot)); err != nil {
+			if err := w.tell("contend", start, b.contenders, int64(lasts)); err != nil {
 				return got, err
 			}
 		}
 		for k, w := range both {
+			got[k].lasted = lasts
 			if err := w.answer(&got[k].pairs, &got[k].served); err != nil {
 				return got, err
 			}

@@ -39,6 +39,8 @@ type contestant struct {
 	advisory bool
 	// asks is how often one that waits asks again; 0 if it is woken.
 	asks time.Duration
+	// turns: processes that want one key take turns that are longer than a round.
+	turns bool
 	// mostHeld is how many locks it is asked to hold at once, which must be
 	// within what its connections allow.
 	mostHeld int
@@ -73,8 +75,8 @@ func everybody() []contestant {
 		raw("raw SQL, pgx", wire.PGX),
 		own("Holdfast, lib/pq", wire.PQ, mostConnections),
 		own("Holdfast, pgx", wire.PGX, mostConnections),
-		own("Holdfast, one shared session, lib/pq", wire.PQ, unlimited, pglock.WithSharedSessions(1)),
-		own("Holdfast, one shared session, pgx", wire.PGX, unlimited, pglock.WithSharedSessions(1)),
+		shared("Holdfast, one shared session, lib/pq", wire.PQ),
+		shared("Holdfast, one shared session, pgx", wire.PGX),
 		{name: peers.GoPglock, driver: wire.PGX, advisory: true, mostHeld: mostConnections, open: openAdvisory},
 		{name: "goose/v3/lock " + version("github.com/pressly/goose/v3"), driver: wire.PGX, advisory: true, asks: goosePeriod, mostHeld: mostConnections, open: openGoose},
 		{name: peers.Cirello, driver: wire.PQ, asks: leaseDuration, mostHeld: mostLeases, open: openLeases},
@@ -197,6 +199,12 @@ func own(name, driver string, mostHeld int, opts ...pglock.Option) contestant {
 		create := map[string]func(*sql.DB, ...pglock.Option) *pglock.Manager{wire.PQ: pqlock.New, wire.PGX: pgxlock.New}[driver]
 		return ownLocker{create(db, all...)}, nil
 	}}
+}
+
+func shared(name, driver string) contestant {
+	c := own(name, driver, unlimited, pglock.WithSharedSessions(1))
+	c.turns = true
+	return c
 }
 
 type ownLocker struct{ m *pglock.Manager }

@@ -104,11 +104,12 @@ func (f *figures) page() string {
 		"at once. Served is how many of the goroutines of one process had it at all within a\n"+
 		"round of %s: whoever asks again after a pause leaves the lock to the one that has\n"+
 		"just given it back. The share is that of the process that got less, in the median\n"+
-		"round and in the worst.", b.contenders, duration(b.contendSlot))
+		"round and in the worst. On shared sessions processes take turns of half a second,\n"+
+		"and a round of two of them is %d times as long.", b.contenders, duration(b.contendSlot), turnSlots)
 	t = newTable("", "pairs/s", "±", "× go-pglock", "served", "pairs/s in two processes", "share", "worst share")
 	pairs := f.contendedPairs()
 	for i, s := range pairs {
-		both := column(f.twoProcesses, func(c [2]contention) float64 { return float64(c[0].pairs+c[1].pairs) / b.contendSlot.Seconds() })[i]
+		both := column(f.twoProcesses, func(c [2]contention) float64 { return c[0].rate() + c[1].rate() })[i]
 		share := column(f.twoProcesses, func(c [2]contention) float64 {
 			return float64(min(c[0].pairs, c[1].pairs)) / float64(c[0].pairs+c[1].pairs)
 		})[i]
@@ -180,7 +181,7 @@ func bySize[T any](title string, sizes []int, all map[int][]outcomes[T], of func
 func (f *figures) handoverMedians() []series { return column(f.handovers, median) }
 
 func (f *figures) contendedPairs() []series {
-	return column(f.contended, func(c contention) float64 { return float64(c.pairs) / f.b.contendSlot.Seconds() })
+	return column(f.contended, contention.rate)
 }
 
 // find returns the rounds of one contestant; none if it was not there.
