@@ -57,6 +57,9 @@ type hold struct {
 	// on in memory since; passes counts those.
 	asked, granted time.Time
 	passes         int
+	// word is the sending of what the server had last answered on the session
+	// when the hold began.
+	word time.Time
 	// confirmed is the sending time of the last answered command. Only the
 	// keeper uses it.
 	confirmed time.Time
@@ -119,6 +122,7 @@ func newHold(m *Manager, s ports.Session, atLeast time.Duration, sent time.Time)
 		done:      make(chan struct{}),
 		finished:  make(chan struct{}),
 		loans:     make(chan loan),
+		word:      sent,
 		confirmed: sent,
 	}
 }
@@ -205,8 +209,7 @@ func (h *hold) release(ctx context.Context) error {
 		return h.confirm(ctx) // no lock of anybody
 	}
 	told := h.m.observers.release(ctx, h)
-	if first {
-		h.pass()
+	if first && !h.pass(h.word, false) {
 		h.settleHere(ctx)
 	}
 	err := h.confirm(ctx)
@@ -559,6 +562,9 @@ func (h *hold) ask(w ports.Witness, limit time.Duration) testimony {
 // the keeper, or here is true, and the next one has none yet.
 func (h *hold) settle(watchErr error, here bool) (next *hold) {
 	m := h.m
+	if watchErr == nil && h.passChecked(here) {
+		return h.heir
+	}
 	m.mu.Lock()
 	next = h.heir
 	h.last = true

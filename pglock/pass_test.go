@@ -2,6 +2,7 @@ package pglock_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -64,6 +65,54 @@ func TestALockIsPassedOnWithoutAskingTheServer(t *testing.T) {
 			t.Errorf("%+v", stats)
 		}
 	})
+}
+
+// A lock that was waited for may have been lost when its holder hears of it: the
+// wait began long before. So its release asks the server once before it passes
+// the lock on.
+func TestALockThatWasWaitedForIsPassedOnWithTheServersWord(t *testing.T) {
+	for _, hot := range []bool{false, true} {
+		for _, dead := range []bool{false, true} {
+			t.Run(fmt.Sprintf("hot %v, dead %v", hot, dead), func(t *testing.T) {
+				bubble(t, func(t *testing.T, server *memlock.Server) {
+					m, rivals := manager(t, server.Pool(memlock.WithoutWatch())), manager(t, server.Pool())
+					for range 20 {
+						if hot {
+							acquire(t, m, "other").Release(bg)
+						}
+					}
+					rival := acquire(t, rivals, "k")
+					next := waitInLine(t, m, 3)
+					time.Sleep(300 * time.Millisecond)
+					rival.Release(bg)
+					lock := <-next
+					pid := lock.Info().PID
+					if dead {
+						server.Kill(pid)
+					}
+					checks, unlocks := server.Commands("check"), server.Commands("unlock")
+					err := lock.Release(bg)
+					lock = <-next
+					if dead {
+						if wraps(t, err, ports.ErrLost); lock.Info().PID == pid {
+							t.Error("the lock was passed on with a dead session")
+						}
+					} else if err != nil || lock.Info().PID != pid {
+						t.Errorf("%v, and the next one is on session %d, not %d", err, lock.Info().PID, pid)
+					}
+					if err := lock.Release(bg); err != nil {
+						t.Error(err)
+					}
+					if lock = <-next; !dead && (server.Commands("check")-checks != 1 || server.Commands("unlock") != unlocks) {
+						t.Errorf("%d checks and %d unlocks", server.Commands("check")-checks, server.Commands("unlock")-unlocks)
+					}
+					if err := lock.Release(bg); err != nil || server.Locks() != 0 {
+						t.Errorf("%v, %d locks", err, server.Locks())
+					}
+				})
+			})
+		}
+	}
 }
 
 // A lock that was passed on is as much a lock as any other.
