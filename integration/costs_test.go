@@ -25,6 +25,8 @@ var limits = []struct {
 	{refusedByRival, wire.PGX, wire.Counts{Statements: 1, RoundTrips: 1}, 95},
 	{refusedHere, wire.PQ, wire.Counts{}, 8},
 	{refusedHere, wire.PGX, wire.Counts{}, 8},
+	{uncontendedOnShared, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 179},
+	{uncontendedOnShared, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 236},
 	{tenAtOnce, wire.PQ, wire.Counts{Statements: 21, RoundTrips: 21}, 745},
 	{tenAtOnce, wire.PGX, wire.Counts{Statements: 21, RoundTrips: 21}, 808},
 }
@@ -35,19 +37,21 @@ type operation struct {
 	// prepare returns it, for a manager with the key "ours", while a rival holds
 	// the key "theirs".
 	prepare func(t *testing.T, m *pglock.Manager) (do func())
+	opts    []pglock.Option
 }
 
 var (
-	uncontended = operation{"acquire and release", func(t *testing.T, m *pglock.Manager) func() {
+	uncontended = operation{name: "acquire and release", prepare: func(t *testing.T, m *pglock.Manager) func() {
 		return func() { must(t, acquire(t, m, "k").Release(bg)) }
 	}}
-	refusedByRival = operation{"try what a rival holds", func(t *testing.T, m *pglock.Manager) func() {
+	uncontendedOnShared = operation{"acquire and release on a shared session", uncontended.prepare, []pglock.Option{pglock.WithSharedSessions(1)}}
+	refusedByRival      = operation{name: "try what a rival holds", prepare: func(t *testing.T, m *pglock.Manager) func() {
 		return func() { mustNotGet(t, m, "theirs") }
 	}}
-	refusedHere = operation{"try what this manager holds", func(t *testing.T, m *pglock.Manager) func() {
+	refusedHere = operation{name: "try what this manager holds", prepare: func(t *testing.T, m *pglock.Manager) func() {
 		return func() { mustNotGet(t, m, "ours") }
 	}}
-	tenAtOnce = operation{"acquire and release ten keys at once", func(t *testing.T, m *pglock.Manager) func() {
+	tenAtOnce = operation{name: "acquire and release ten keys at once", prepare: func(t *testing.T, m *pglock.Manager) func() {
 		keys := []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"}
 		return func() {
 			set, err := m.AcquireAll(bg, keys)
@@ -72,7 +76,7 @@ func TestCostsStayWithinTheirLimits(t *testing.T) {
 		t.Run(limit.driver+"/"+limit.operation.name, func(t *testing.T) {
 			w := newWorld(t, setupOf(limit.driver))
 			var counter wire.Counter
-			m := counted(t, w, &counter, limit.driver)
+			m := counted(t, w, &counter, limit.driver, limit.operation.opts...)
 			acquire(t, m, "ours")
 			acquire(t, w.manager(t, w.db(t, 4)), "theirs")
 			do := limit.operation.prepare(t, m)
@@ -180,7 +184,7 @@ func setupOf(driver string) setup {
 }
 
 // counted makes a manager whose connections are counted.
-func counted(t *testing.T, w world, c *wire.Counter, driver string) *pglock.Manager {
+func counted(t *testing.T, w world, c *wire.Counter, driver string, opts ...pglock.Option) *pglock.Manager {
 	t.Helper()
 	w.open = func(t testing.TB, dsn string, size int) *sql.DB {
 		t.Helper()
@@ -189,5 +193,5 @@ func counted(t *testing.T, w world, c *wire.Counter, driver string) *pglock.Mana
 		db.SetMaxIdleConns(size)
 		return checked(t, db, size, func() {})
 	}
-	return w.manager(t, w.db(t, 8))
+	return w.manager(t, w.db(t, 8), opts...)
 }
