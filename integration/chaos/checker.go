@@ -44,8 +44,9 @@ type rules struct {
 	// sessions: locks live on sessions, so that all are lost when those end.
 	sessions bool
 	// unasked is how old a hold may be that is passed on within its process when
-	// it is released, which does not ask the server whether the lock is there.
-	unasked time.Duration
+	// it is released, which does not ask the server whether the lock is there; and
+	// word how long before that the server must have answered.
+	unasked, word time.Duration
 }
 
 // verdict is what check found.
@@ -114,14 +115,14 @@ func (r rules) expected(c conflict, faults []fault) (gap, bool) {
 }
 
 // gap is the conflict as a gap of the one holder, if it did learn of the end of
-// its session, or did not live to, and a fault before the other's start explains
-// it.
+// its session, or was over before it could, and a fault before the other's start
+// explains it.
 func (r rules) gap(c conflict, stale, other hold, faults []fault) (gap, bool) {
 	var cause *fault
 	var also []string
 	g := gap{conflict: c, stale: stale, took: stale.end - c.rival.start, bound: r.notice[stale.driver]}
 	for i, f := range faults {
-		if f.orphaned(stale) && f.begin <= other.start && (cause == nil || f.begin > cause.begin) {
+		if (f.orphaned(stale) || r.passedOn(f, stale)) && f.begin <= other.start && (cause == nil || f.begin > cause.begin) {
 			cause = &faults[i]
 		}
 		if !f.concerns(stale) || f.begin >= stale.end || f.end <= c.rival.start {
@@ -194,21 +195,23 @@ func bornLate(h hold, faults []fault) bool {
 }
 
 // untold finds holds that a fault must have ended, of which the holder was told
-// that the server had them until the release. One that may have been passed on
-// counts when its process had the time to learn of the fault.
+// that the server had them until the release.
 func (r rules) untold(holds []hold, faults []fault) (found []hold) {
 	for _, h := range holds {
 		if h.outcome == released && slices.ContainsFunc(faults, func(f fault) bool {
-			learns := f.end
-			if h.end-h.start <= r.unasked {
-				learns += r.notice[h.driver]
-			}
-			return f.severed(h) && h.start < f.begin && learns < h.end
+			return f.severed(h) && h.start < f.begin && f.end < h.end && !r.passedOn(f, h)
 		}) {
 			found = append(found, h)
 		}
 	}
 	return found
+}
+
+// passedOn reports whether f may have ended the session of h when h was passed on
+// within its process: the release does not tell then.
+func (r rules) passedOn(f fault, h hold) bool {
+	return h.outcome == released && h.end-h.start <= r.unasked &&
+		f.severed(h) && f.end >= h.asked && f.begin <= h.end && h.end <= f.end+r.word
 }
 
 // write is a row that a holder's transaction has left in the database.

@@ -40,7 +40,7 @@ func random(seeds ...uint64) *rand.Rand {
 }
 
 func TestTheCheckerTellsForgedHistoriesApart(t *testing.T) {
-	r := rules{notice: map[string]time.Duration{"d": 500 * ms}, silence: 4 * s, sessions: true, unasked: 800 * ms}
+	r := rules{notice: map[string]time.Duration{"d": 500 * ms}, silence: 4 * s, sessions: true, unasked: 800 * ms, word: 200 * ms}
 	restart := fault{kind: "restart", begin: 1 * s, end: 2 * s, ended: true}
 	type want struct{ overlaps, gaps, late, untold, tokens int }
 	for _, c := range []struct {
@@ -104,6 +104,10 @@ func TestTheCheckerTellsForgedHistoriesApart(t *testing.T) {
 		{"a fault that ends no session", []hold{forged(1, 0, 3*s)}, []fault{{kind: "slow", begin: 1 * s, end: 2 * s}}, want{}},
 
 		{"a loss of one that was passed on", []hold{forged(1, 900*ms, 1100*ms)}, []fault{terminated(1*s, 1)}, want{}},
+		{"a rival of one that was passed on", []hold{forged(1, 900*ms, 1100*ms), forged(2, 1050*ms, 2*s)}, []fault{terminated(1*s, 1)}, want{gaps: 1}},
+		{"a rival of one that was passed on too late", []hold{forged(1, 900*ms, 1300*ms), forged(2, 1050*ms, 2*s)}, []fault{terminated(1*s, 1)}, want{untold: 1, overlaps: 1}},
+		{"a rival of one that was passed on, and too old", []hold{forged(1, 100*ms, 1100*ms), forged(2, 1050*ms, 2*s)}, []fault{terminated(1*s, 1)}, want{untold: 1, overlaps: 1}},
+		{"a rival before the loss of one that was passed on", []hold{forged(1, 900*ms, 1100*ms), forged(2, 950*ms, 2*s)}, []fault{terminated(1*s, 1)}, want{overlaps: 1}},
 		{"a loss of one that was passed on in spite of all", []hold{forged(1, 900*ms, 1600*ms)}, []fault{terminated(1*s, 1)}, want{untold: 1}},
 		{"a loss of one that was too old to be passed on", []hold{forged(1, 100*ms, 1100*ms)}, []fault{terminated(1*s, 1)}, want{untold: 1}},
 
