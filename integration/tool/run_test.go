@@ -5,6 +5,7 @@ package tool
 import (
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -148,6 +149,10 @@ func TestInputAndOutputAreTheCommands(t *testing.T) {
 }
 
 func TestSignalsReachTheCommand(t *testing.T) {
+	// Under nohup, who is started ignores SIGHUP; but not where it is awaited.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	for _, s := range []struct {
 		name   string
 		signal syscall.Signal
