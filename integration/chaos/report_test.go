@@ -178,10 +178,10 @@ is the one overlap that a lock on sessions cannot avoid: the server has ended th
 holder's session, a rival is in, and the holder has not been told yet. Its length
 counts from the rival's start to the moment that the holder was told; the time in
 which the holder's process was stopped does not count. Who passes its lock on to
-another goroutine of its process within 50 ms may be gone before that: its gap ends
-with its release. A gap that is longer than
-its bound is too long. A stale commit is a row in the database that a holder wrote
-after its successor had written. A recovery is the time from the end of a fault
+another goroutine of its process, which asks nothing of the server for 50 ms, may be
+gone before it could be told: its gap ends with its release. A gap that is longer
+than its bound is too long. A stale commit is a row in the database that a holder
+wrote after its successor had written. A recovery is the time from the end of a fault
 until a process that it concerned got its next lock. A process has not recovered
 if none of its goroutines got a lock within %v after the last fault.
 
