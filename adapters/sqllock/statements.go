@@ -120,21 +120,25 @@ func lockStatement(r ports.LockRequest, t tenancy) string {
 //  3. The fencing token, when all locks are taken: the transaction's number is
 //     drawn when it is first asked for, and a lock that was taken after that
 //     may have had a holder meanwhile whose number is greater.
+var (
+	batchUnlocks = `pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering` +
+		batchColumn(`pg_advisory_unlock`, `$1`, ``, `unlocked`) + batchColumn(`pg_advisory_unlock_shared`, `$2`, ``, `unlocked_shared`)
+	batchTries       = batchColumn(`pg_try_advisory_lock`, `$3`, batchMayTry, `tried`) + batchColumn(`pg_try_advisory_lock_shared`, `$4`, batchMayTry, `tried_shared`)
+	batchFencedTries = batchColumn(`pg_try_advisory_lock`, `$5`, batchMayTry, `fenced`) + batchColumn(`pg_try_advisory_lock_shared`, `$6`, batchMayTry, `fenced_shared`)
+)
+
 const (
-	batchUnlocks = `pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering,` +
-		` ARRAY(SELECT pg_advisory_unlock(id)` + batchEach + `$1` + batchIDs + `)::text AS unlocked,` +
-		` ARRAY(SELECT pg_advisory_unlock_shared(id)` + batchEach + `$2` + batchIDs + `)::text AS unlocked_shared`
-	batchTries = `, ARRAY(SELECT pg_try_advisory_lock(id)` + batchEach + `$3` + batchIDs + batchMay + `)::text AS tried,` +
-		` ARRAY(SELECT pg_try_advisory_lock_shared(id)` + batchEach + `$4` + batchIDs + batchMay + `)::text AS tried_shared`
-	batchFencedTries = `, ARRAY(SELECT pg_try_advisory_lock(id)` + batchEach + `$5` + batchIDs + batchMay + `)::text AS fenced,` +
-		` ARRAY(SELECT pg_try_advisory_lock_shared(id)` + batchEach + `$6` + batchIDs + batchMay + `)::text AS fenced_shared`
-	batchEach = ` FROM unnest(`
-	batchIDs  = `::text::bigint[]) AS u (id)`
-	batchMay  = ` WHERE NOT recovering AND unlocked || unlocked_shared <> ''`
+	batchMayTry = ` WHERE NOT recovering AND unlocked || unlocked_shared <> ''`
 
 	// lockTable is how many locks the server has room for, at the least.
 	lockTable = `current_setting('max_locks_per_transaction')::bigint * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)`
 )
+
+// batchColumn is one more column of a batch: what a function answers to each ID of
+// a list.
+func batchColumn(function, list, where, name string) string {
+	return `, ARRAY(SELECT ` + function + `(id) FROM unnest(` + list + `::text::bigint[]) AS u (id)` + where + `)::text AS ` + name
+}
 
 // fencing says whether a batch draws a token.
 type fencing int
