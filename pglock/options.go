@@ -114,16 +114,17 @@ func WithMaxSessions(n int) Option {
 //     4 ms at first and every 256 ms on average in the end, instead of waiting
 //     in the server's queue. A release is noticed that much later by another
 //     process, and goroutines of this one may come first; they pass the lock on
-//     in memory for half a second at most before others have their turn. Inspect
-//     does not see who waits. A single goroutine that takes a lock again as soon
-//     as it has released it can keep other processes waiting for long.
+//     in memory for half a second at most before others have their turn, or for
+//     4 s if nobody else was met lately. Inspect does not see who waits. A single
+//     goroutine that takes a lock again as soon as it has released it can keep
+//     other processes waiting for longer.
 //   - All locks of a session are lost with it.
 //   - Shared holds of one key are one lock at the server, which is given back
 //     when the last of them ends; an exclusive request of another process waits
 //     for a moment without any.
 //   - A Release that passes the lock on in memory, or leaves it to another
-//     shared hold, does not ask the server: a loss that nobody has noticed yet
-//     is told to those who hold the lock then.
+//     shared hold, asks the server only if its last answer on the session is
+//     older than 50 ms: a later loss is told to those who hold the lock then.
 //   - RunTx and RunConn say ports.ErrUnsupported.
 //   - Holds that were granted in one statement have one fencing token. They are
 //     of different keys.

@@ -355,9 +355,7 @@ func (m *Manager) advance(q *queue) {
 		if c := q.contender; c != nil {
 			c.letGo()
 		}
-		if len(q.holds) == 0 && q.contender == nil && m.queues[q.id] == q {
-			delete(m.queues, q.id)
-		}
+		m.forget(q)
 	case q.contender != nil:
 		// It looks at the queue again when its statement is done.
 	case !q.admits(w.opts.Mode):
@@ -375,6 +373,13 @@ func (m *Manager) advance(q *queue) {
 	default:
 		q.contender = &contender{m: m, q: q, wake: make(chan struct{}, 1)}
 		m.admit(q.contender)
+	}
+}
+
+// forget drops q if there is nothing to know of it. The caller holds m.mu.
+func (m *Manager) forget(q *queue) {
+	if q.head() == nil && len(q.holds) == 0 && q.contender == nil && !q.tenure.giving && q.tenure.freed.IsZero() && m.queues[q.id] == q {
+		delete(m.queues, q.id)
 	}
 }
 

@@ -56,10 +56,18 @@ type tenure struct {
 	root *hold // keeps the session that has the lock; nil if none has
 	mode ports.Mode
 	// since is the beginning of a row of holds of this manager; zero if there
-	// is none.
+	// is none. If several goroutines want the lock, the row goes on when it is
+	// asked for again within firstPoll of its release: hardly anybody else can
+	// have come between.
 	since time.Time
+	// busy: in this row, goroutines have waited for each other.
+	busy bool
 	// turns counts the rows since somebody else was seen to have the lock.
 	turns int
+	// giving: the lock is being given back. freed is when the server said that
+	// it was; zero if the row has ended then, or went on.
+	giving bool
+	freed  time.Time
 }
 
 // ask is a contender's wish to have its lock asked for on a shared session.
@@ -80,6 +88,12 @@ type ask struct {
 	round *round
 }
 
+// freed is a lock that has been given back, and is likely to be wanted again.
+type freed struct {
+	q  *queue
+	at time.Time
+}
+
 // round is a set of asks that are sent again at one time.
 type round struct {
 	every time.Duration // what its asks have in common; 0 for one that none may join
@@ -90,6 +104,7 @@ type round struct {
 // give is a lock to be given back, or one that the manager keeps when one of its
 // holds has ended; that hold needs the server's word that it was there.
 type give struct {
+	q      *queue
 	unlock ports.Unlock
 	kept   bool
 	h      *hold // has ended with it; nil if it was nobody's
@@ -117,7 +132,8 @@ type carrier struct {
 	asks    []*ask            // whose turn has come
 	rounds  []*round
 	gives   []give // all of them on root
-	locks   int    // that root's session has, those in gives too
+	freed   []freed
+	locks   int // that root's session has, those in gives too
 	used    time.Time
 	// bound ends the session if it takes too long to give locks back, or, when
 	// the manager has closed, to end; nil while there is no need.
@@ -178,6 +194,14 @@ func (m *Manager) carry(q *queue, w *waiter) {
 	case m.sessionLimit() < 0:
 		q.answerAll(answer{err: m.exhausted()})
 		m.advance(q)
+	case t.root == nil && !w.try && t.over():
+		t.since = time.Time{}
+		t.turns++
+		if a := m.newAsk(q); t.turns <= 2 || t.turns%turnsAlone == 1 {
+			a.rest(turnPause)
+		} else {
+			a.queue()
+		}
 	case t.root == nil:
 		m.newAsk(q).queue()
 	case !t.root.live():
@@ -205,11 +229,15 @@ func (m *Manager) grant(q *queue, w *waiter, g ports.Grant) {
 	c.give(w, h, g)
 }
 
+// over reports whether the row of holds was long enough. The caller holds
+// Manager.mu.
+func (t *tenure) over() bool { return t.busy && !t.since.IsZero() && time.Since(t.since) >= slice }
+
 // passes reports whether the lock of q, which the manager has without a hold,
 // goes to the first waiter without being given back. The caller holds m.mu.
 func (m *Manager) passes(q *queue) bool {
 	w := q.head()
-	return w != nil && w.opts.Mode == q.tenure.mode && time.Since(q.tenure.since) < slice
+	return w != nil && w.opts.Mode == q.tenure.mode && !q.tenure.over()
 }
 
 // settleQueue decides what becomes of the lock of q when one of its holds has
@@ -218,27 +246,58 @@ func (m *Manager) passes(q *queue) bool {
 // the server's answer otherwise. The caller holds m.mu, and advances q afterwards.
 func (m *Manager) settleQueue(q *queue, h *hold) {
 	t := &q.tenure
+	t.busy = t.busy || q.head() != nil
 	c, now := t.root.carrier, time.Now()
 	kept := len(q.holds) > 0 || q.contender != nil || m.passes(q)
-	if kept && (h == nil || now.Sub(c.proved) <= passFor) {
+	if age := now.Sub(c.proved); kept && (h == nil || age <= passFor) {
 		m.settlePart(h, nil)
-		return
+		if h == nil || c.bound != nil || age < passFor/2 {
+			return
+		}
+		// So that nobody has to wait for the server's word, it is asked for early.
+		h = nil
 	}
-	c.gives = append(c.gives, give{ports.Unlock{ID: q.id, Mode: t.mode}, kept, h, now})
+	c.gives = append(c.gives, give{q, ports.Unlock{ID: q.id, Mode: t.mode}, kept, h, now})
 	c.hasten(m.releaseBound())
 	c.start()
-	if kept {
+	if !kept {
+		t.root, t.giving = nil, true
+	}
+}
+
+// given notes what became of g. The caller holds Manager.mu.
+func (c *carrier) given(g give, err error) {
+	c.m.settlePart(g.h, err)
+	if g.kept {
 		return
 	}
-	t.root = nil
-	if q.head() != nil && now.Sub(t.since) >= slice {
-		// The row of holds was long enough, and more are wanted.
+	t := &g.q.tenure
+	t.giving = false
+	if !t.busy {
 		t.since = time.Time{}
-		if t.turns <= 1 || t.turns%turnsAlone == 0 {
-			m.newAsk(q).rest(turnPause)
-		}
-		t.turns++
+		c.m.forget(g.q)
+		return
 	}
+	t.freed = time.Now()
+	c.freed = append(c.freed, freed{g.q, t.freed})
+}
+
+// forget ends the rows of holds whose locks have been free for a while. It
+// returns when the next one ends. The caller holds Manager.mu.
+func (c *carrier) forget() (next time.Time) {
+	for len(c.freed) > 0 {
+		f := c.freed[0]
+		if end := f.at.Add(firstPoll); time.Now().Before(end) && !c.m.closed {
+			return end
+		}
+		c.freed = c.freed[1:]
+		if t := &f.q.tenure; t.freed.Equal(f.at) {
+			t.since, t.busy, t.freed = time.Time{}, false, time.Time{}
+			c.m.forget(f.q)
+		}
+	}
+	c.freed = nil
+	return next
 }
 
 // giveUp settles the locks of a hold on shared sessions that has ended, the
@@ -319,8 +378,8 @@ func (c *carrier) ended(root *hold) {
 	for _, g := range gives {
 		if g.h != nil {
 			g.h.lostWith(root.err)
-			m.settlePart(g.h, nil)
 		}
+		c.given(g, nil)
 	}
 	var lost []*hold
 	for _, h := range m.holdsOn(root) {
@@ -484,8 +543,7 @@ func (c *carrier) run() {
 // due reports whether there is something to send, and if not, how long to wait;
 // 0 to stop. The caller holds Manager.mu.
 func (c *carrier) due() (wait time.Duration, busy bool) {
-	now := time.Now()
-	var next time.Time
+	now, next := time.Now(), c.forget()
 	earlier := func(at time.Time) {
 		if next.IsZero() || at.Before(next) {
 			next = at
@@ -813,7 +871,7 @@ func (c *carrier) answered(root *hold, b batch, got ports.BatchAnswer) {
 		}
 	}
 	for _, g := range b.gives {
-		m.settlePart(g.h, nil)
+		c.given(g, nil)
 	}
 	for i, a := range b.asks {
 		a.sent = false
@@ -832,7 +890,7 @@ func (a *ask) granted(root *hold, got ports.BatchAnswer) {
 	if !a.held {
 		c.locks++
 		m.held++
-		t.root, t.mode = root, a.mode
+		t.root, t.mode, t.freed = root, a.mode, time.Time{}
 		if t.since.IsZero() {
 			t.since = time.Now()
 		}
@@ -882,14 +940,13 @@ func (c *carrier) broke(root *hold, b batch, got ports.BatchAnswer, err error) {
 			confirmed, unlocked = unlocked[0], unlocked[1:]
 		}
 		switch {
-		case g.h == nil:
-		case confirmed:
-			c.m.settlePart(g.h, nil)
+		case g.h == nil || confirmed:
+			c.given(g, nil)
 		case errors.Is(err, ports.ErrSessionEnded):
 			g.h.lostWith(err)
-			c.m.settlePart(g.h, nil)
+			c.given(g, nil)
 		default:
-			c.m.settlePart(g.h, fmt.Errorf("the server did not confirm the unlock, and its session was ended: %w", err))
+			c.given(g, fmt.Errorf("the server did not confirm the unlock, and its session was ended: %w", err))
 		}
 	}
 }
