@@ -33,8 +33,10 @@ var (
 )
 
 // hold is one granted lock. Its session belongs to one goroutine, the keeper,
-// which watches it, lends it, and settles it at the end. One on a warm session
-// gets its keeper when it has lasted for a moment, or is settled without one.
+// which watches it, lends it, and settles it at the end. A release that finds the
+// keeper at rest settles the hold in its place, and who waits for the lock elsewhere
+// need not wait for another goroutine to wake. One on a warm session gets its
+// keeper when it has lasted for a moment.
 //
 // With shared sessions, the keeper belongs to a hold without a lock, one for
 // each session; the holds of callers have no session, and a carrier settles
@@ -77,10 +79,16 @@ type hold struct {
 	told      []*func(error) // what has asked to be told
 	lent      bool           // somebody else has used its session, or does so
 	kept      bool           // has its keeper, or is settled without one
-	heir      *hold          // has got its lock and its session
-	last      bool           // the keeper is settling it, so nobody gets them any more
-	later     *time.Timer    // ends a hold that was released before its time
-	bound     *time.Timer    // ends the session if a release takes too long
+	// resting is set while the keeper only waits; it calls the watch and the
+	// watchdog off. taken: a release settles the hold in the keeper's place. wake
+	// tells the keeper that the hold has ended; nil before its first rest.
+	resting func()
+	taken   bool
+	wake    chan struct{}
+	heir    *hold       // has got its lock and its session
+	last    bool        // the keeper is settling it, so nobody gets them any more
+	later   *time.Timer // ends a hold that was released before its time
+	bound   *time.Timer // ends the session if a release takes too long
 	// of a hold on shared sessions: how many of its locks are not settled yet
 	// after its end, and who waits for its next lock, in which queue.
 	unsettled int
@@ -108,6 +116,17 @@ type loan struct {
 	back    chan bool // whether the session is still to be trusted
 	settled chan struct{}
 }
+
+// event is what ends the rest of a keeper.
+type event int
+
+const (
+	roused      event = iota // the hold has ended
+	takenOver                // and a release settles it
+	sessionOver              // the watch has found that
+	borrowed                 // somebody asks for a loan
+	beatDue
+)
 
 // part is one lock of a hold.
 type part struct {
@@ -212,6 +231,7 @@ func (h *hold) release(ctx context.Context) error {
 	if first && !h.pass(h.word, false) {
 		h.settleHere(ctx)
 	}
+	h.rouse()
 	err := h.confirm(ctx)
 	told(err)
 	return err
@@ -270,10 +290,28 @@ func (h *hold) endNow(why error) bool {
 	switch {
 	case h.carrier != nil:
 		h.carrier.ended(h)
+		h.rouseNow()
 	case h.s == nil:
 		h.m.giveUp(h)
+	case why != ports.ErrReleased: // otherwise, release decides who settles it
+		h.rouseNow()
 	}
 	return true
+}
+
+// rouse tells the keeper, if there is one, that the hold has ended.
+func (h *hold) rouse() {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	h.rouseNow()
+}
+
+// rouseNow is rouse for a caller who holds Manager.mu.
+func (h *hold) rouseNow() {
+	select {
+	case h.wake <- struct{}{}:
+	default: // it knows already, or it will look before it waits
+	}
 }
 
 // whenEnded has f called with the cause when the hold has ended, before anybody
@@ -350,21 +388,27 @@ func (h *hold) attend() (next *hold) {
 	defer beat.Stop()
 
 	for beats := 1; ; {
-		over, stop := h.watch()
-		select {
-		case <-h.done:
+		over, hush, stop := h.watch()
+		e, l := h.rest(over, beat.C, func() { watchdog.Stop(); hush() })
+		if e == roused {
 			watchdog.Stop()
-			return h.settle(stop(), false)
-		case <-over:
-			h.lose(stop())
-		case l := <-h.loans:
+		}
+		err := stop()
+		switch e {
+		case takenOver:
+			return nil // the unlock finds out by itself if the session is over
+		case roused:
+			return h.settle(err, false)
+		case sessionOver:
+			h.lose(err)
+		case borrowed:
 			lent := time.Now()
-			h.lend(l, stop(), watchdog)
+			h.lend(l, err, watchdog)
 			if time.Since(lent) >= beatEvery {
 				beat.Reset(beatEvery) // many short loans must not put the checks off
 			}
-		case <-beat.C:
-			if err := stop(); err != nil {
+		case beatDue:
+			if err != nil {
 				h.lose(err)
 				continue
 			}
@@ -379,6 +423,64 @@ func (h *hold) attend() (next *hold) {
 			watchdog.Reset(left)
 		}
 	}
+}
+
+// rest waits for the next thing to do. Meanwhile, a release may take over; it calls
+// callOff then.
+func (h *hold) rest(over <-chan struct{}, beat <-chan time.Time, callOff func()) (e event, l loan) {
+	if !h.lieDown(callOff) {
+		return roused, l
+	}
+	select {
+	case <-h.wake:
+		e = roused
+	case <-over:
+		e = sessionOver
+	case l = <-h.loans:
+		e = borrowed
+	case <-beat:
+		e = beatDue
+	}
+	if h.getUp() {
+		return e, l
+	}
+	if e == borrowed {
+		l.granted <- false
+	}
+	return takenOver, l
+}
+
+// lieDown lets a release take over, unless the hold has ended; then it returns
+// false.
+func (h *hold) lieDown(callOff func()) bool {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	if h.wake == nil {
+		h.wake = make(chan struct{}, 1)
+	}
+	if h.live() {
+		h.resting = callOff
+	}
+	return h.live()
+}
+
+// getUp reports whether no release has taken over.
+func (h *hold) getUp() bool {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	h.resting = nil
+	return !h.taken
+}
+
+// takeOver reports whether a release may settle the hold in place of the keeper.
+// The caller holds Manager.mu.
+func (h *hold) takeOver() bool {
+	if h.resting == nil || h.heir != nil || !interruptible(h.s) {
+		return false
+	}
+	h.resting()
+	h.resting, h.taken = nil, true
+	return true
 }
 
 // headStart gives the work that ran under a hold a beat to stop, if nothing but
@@ -401,12 +503,13 @@ func (h *hold) remaining(lostAfter time.Duration) (live bool, left time.Duration
 }
 
 // watch looks out for the end of the session where it can be noticed without a
-// query: then over is closed. stop ends the watch, which frees the session for
-// commands, and returns why the session is over, if it is.
-func (h *hold) watch() (over <-chan struct{}, stop func() error) {
+// query: then over is closed. hush ends the watch, which then frees the session
+// for commands; stop also waits for that, and returns why the session is over, if
+// it is.
+func (h *hold) watch() (over <-chan struct{}, hush func(), stop func() error) {
 	w, ok := h.s.(ports.Watcher)
 	if !ok {
-		return nil, func() error { return nil }
+		return nil, func() {}, func() error { return nil }
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -415,7 +518,7 @@ func (h *hold) watch() (over <-chan struct{}, stop func() error) {
 		defer close(ended)
 		err = w.Watch(ctx)
 	}()
-	return ended, func() error {
+	return ended, cancel, func() error {
 		cancel()
 		<-ended
 		return err
@@ -593,7 +696,8 @@ func (h *hold) settle(watchErr error, here bool) (next *hold) {
 	switch {
 	case warm, why == nil && ex != nil: // its next user will come, or is there
 	case why == nil:
-		m.recycle(h.s)
+		// Whoever releases waits for it, too: of the time that is left, half.
+		m.recycle(h.s, (m.releaseBound()-time.Since(h.ended))/2)
 	default:
 		h.headStart()
 		m.destroy(h.s, why)
@@ -656,12 +760,10 @@ func (h *hold) unlock(watchErr error, ex *exchange) error {
 	}
 }
 
-// bounded runs one command of s, which may take the release bound beside a wait
-// that it asked the server for. A session that does not answer in that time is
+// bounded runs one command of s. A session that does not answer within limit is
 // ended, which ends the command; that it is over is our doing then, and no
 // reason to try again.
-func bounded[T any](m *Manager, s ports.Session, wait time.Duration, command func() (T, error)) (T, error) {
-	limit := wait + m.releaseBound()
+func bounded[T any](s ports.Session, limit time.Duration, command func() (T, error)) (T, error) {
 	timer := time.AfterFunc(limit, s.Destroy)
 	answer, err := command()
 	if inTime := timer.Stop(); !inTime {
@@ -673,17 +775,18 @@ func bounded[T any](m *Manager, s ports.Session, wait time.Duration, command fun
 
 // lock is Session.Lock with a bound.
 func (m *Manager) lock(ctx context.Context, s ports.Session, r ports.LockRequest) (ports.Grant, error) {
-	return bounded(m, s, r.Wait, func() (ports.Grant, error) { return s.Lock(ctx, r) })
+	return bounded(s, r.Wait+m.releaseBound(), func() (ports.Grant, error) { return s.Lock(ctx, r) })
 }
 
 // unlock is Session.Unlock with a bound.
 func (m *Manager) unlock(ctx context.Context, s ports.Session, id int64, mode ports.Mode) (bool, error) {
-	return bounded(m, s, 0, func() (bool, error) { return s.Unlock(ctx, id, mode) })
+	return bounded(s, m.releaseBound(), func() (bool, error) { return s.Unlock(ctx, id, mode) })
 }
 
-// recycle gives a session that holds nothing back to the pool.
-func (m *Manager) recycle(s ports.Session) {
-	recycled, _ := bounded(m, s, 0, func() (bool, error) { return s.Recycle(context.Background()), nil })
+// recycle gives a session that holds nothing back to the pool, if that takes no
+// longer than limit.
+func (m *Manager) recycle(s ports.Session, limit time.Duration) {
+	recycled, _ := bounded(s, limit, func() (bool, error) { return s.Recycle(context.Background()), nil })
 	m.mu.Lock()
 	delete(m.pinned, s)
 	if !recycled {

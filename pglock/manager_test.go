@@ -746,6 +746,52 @@ func TestAReleaseReturnsWithinItsBound(t *testing.T) {
 	})
 }
 
+// stuckPool is a pool that takes a session back only when it is destroyed.
+type stuckPool struct{ ports.SessionPool }
+
+type stuckSession struct {
+	ports.Session
+	destroyed chan struct{}
+	once      sync.Once
+}
+
+func (p stuckPool) Open(ctx context.Context) (ports.Session, error) {
+	s, err := p.SessionPool.Open(ctx)
+	return &stuckSession{Session: s, destroyed: make(chan struct{})}, err
+}
+
+func (s *stuckSession) Interruptible() bool { return true }
+
+func (s *stuckSession) Recycle(context.Context) bool {
+	<-s.destroyed
+	return false
+}
+
+func (s *stuckSession) Destroy() {
+	s.once.Do(func() { close(s.destroyed) })
+	s.Session.Destroy()
+}
+
+func TestTheBoundOfAReleaseIsForAllOfIt(t *testing.T) {
+	bubble(t, func(t *testing.T, server *memlock.Server) {
+		m := pglock.NewManager(stuckPool{server.Pool()}, pglock.WithoutVerification())
+		lock := acquire(t, m, "k")
+		server.Intercept(func(ctx context.Context, c memlock.Command) error {
+			if c.Op == "unlock" && !c.Done {
+				time.Sleep(window / 4)
+			}
+			return nil
+		})
+		start := time.Now()
+		if err := lock.Release(bg); err != nil || time.Since(start) >= window/3 {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		if n := m.Stats().Destroyed; n != 1 {
+			t.Errorf("%d sessions destroyed", n)
+		}
+	})
+}
+
 func TestCloseReleasesEverythingAndRefusesWhatComesLater(t *testing.T) {
 	bubble(t, func(t *testing.T, server *memlock.Server) {
 		holder, pool := manager(t, server.Pool()), server.Pool(memlock.WithLimit(6))

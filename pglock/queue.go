@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ports"
@@ -604,7 +605,10 @@ func (c *contender) contend(s ports.Session, a *attempt) {
 		case a.grant.Granted:
 			young := c.m.hot(s, a.sent)
 			if h := c.deliver(s, a, young); h != nil {
-				if !young {
+				runtime.Gosched() // first of all, whoever waited for the lock goes on
+				if young {
+					h.keepSoon()
+				} else {
 					h.keep()
 				}
 				return
@@ -729,9 +733,7 @@ func (c *contender) deliver(s ports.Session, a *attempt, young bool) *hold {
 		return nil
 	}
 	h := newHold(m, s, w.opts.HoldAtLeast, a.sent)
-	if h.kept = !young; young {
-		h.keepSoon()
-	}
+	h.kept = !young
 	m.pinned[s] = true
 	c.give(w, h, a.grant)
 	return h
@@ -779,7 +781,7 @@ func (c *contender) sleep(d time.Duration) {
 // again if somebody still waits. It is the last thing that this goroutine does.
 func (c *contender) pause(s ports.Session, every time.Duration) {
 	m := c.m
-	m.recycle(s)
+	m.recycle(s, m.releaseBound())
 	m.mu.Lock()
 	m.freeSession()
 	m.mu.Unlock()
@@ -798,7 +800,7 @@ func (c *contender) pause(s ports.Session, every time.Duration) {
 // stop ends a contender that has nothing more to do.
 func (c *contender) stop(s ports.Session) {
 	if s != nil {
-		c.m.recycle(s)
+		c.m.recycle(s, c.m.releaseBound())
 	}
 	c.m.mu.Lock()
 	c.m.freeSession()

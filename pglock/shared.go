@@ -807,7 +807,7 @@ func (c *carrier) send(root *hold, s ports.Batcher, b batch, fresh, retry bool) 
 		req.Tries = append(req.Tries, ports.Try{ID: a.q.id, Mode: a.mode, Fencing: a.fencing, Held: a.held})
 	}
 	sent := time.Now()
-	got, err := bounded(m, root.s, 0, func() (ports.BatchAnswer, error) { return s.Batch(context.Background(), req) })
+	got, err := bounded(root.s, m.releaseBound(), func() (ports.BatchAnswer, error) { return s.Batch(context.Background(), req) })
 
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -101,7 +101,7 @@ func (m *Manager) prove(ctx context.Context) (err error) {
 			switch {
 			case s == nil:
 			case err == nil:
-				m.recycle(s)
+				m.recycle(s, m.releaseBound())
 			default:
 				m.destroy(s, err)
 			}
@@ -138,7 +138,7 @@ func (m *Manager) openForProof(ctx context.Context) (ports.Session, error) {
 	switch {
 	case m.openCtx.Err() != nil:
 		if err == nil {
-			m.recycle(s)
+			m.recycle(s, m.releaseBound())
 		}
 		return nil, ports.ErrClosed
 	case err != nil && ctx.Err() != nil:
@@ -162,7 +162,7 @@ func unsafe(seen string) error {
 func (m *Manager) proveDistinct(ctx context.Context, sessions [2]ports.Session) error {
 	var pids [2]int
 	for i, s := range sessions {
-		pid, err := bounded(m, s, 0, func() (int, error) { return s.Check(ctx, false) })
+		pid, err := bounded(s, m.releaseBound(), func() (int, error) { return s.Check(ctx, false) })
 		if err != nil {
 			return err
 		}

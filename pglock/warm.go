@@ -100,7 +100,7 @@ func (m *Manager) coolDown() {
 		}
 		s := m.spares[0].s
 		m.spares = slices.Delete(m.spares, 0, 1)
-		m.start(func() { m.recycle(s) })
+		m.start(func() { m.recycle(s, m.releaseBound()) })
 	}
 	if m.cooling != nil {
 		m.cooling.Stop()
@@ -138,6 +138,7 @@ func (c *contender) askHere(ctx context.Context, w *waiter) {
 	}
 	if a.err == nil && a.grant.Granted {
 		if h := c.deliver(w.warm, a, true); h != nil {
+			h.keepSoon()
 			return
 		}
 	}
@@ -172,8 +173,17 @@ func hurry(ctx context.Context, deadline time.Time, s ports.Session) (inTime fun
 }
 
 // keepSoon has h kept if it lasts. One timer serves all holds: to start one each
-// time would wake another thread each time. The caller holds Manager.mu.
+// time would wake another thread each time.
 func (h *hold) keepSoon() {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	if !h.kept { // by a release that was quicker
+		h.keepSoonNow()
+	}
+}
+
+// keepSoonNow is keepSoon for a caller who holds Manager.mu.
+func (h *hold) keepSoonNow() {
 	m := h.m
 	m.young[h] = struct{}{}
 	if !m.sweeping {
@@ -215,19 +225,17 @@ func (h *hold) claim() bool {
 	return true
 }
 
-// settleHere settles a hold that was released on this goroutine, if it has no
-// keeper.
+// settleHere settles a hold that was released, if it has no keeper, or one that
+// may be relieved: on this goroutine if the caller is to wait for the end of that.
 func (h *hold) settleHere(ctx context.Context) {
+	waits := ctx.Done() == nil || ctx.Err() != nil // see within
 	h.m.mu.Lock()
-	ours := h.claim()
+	ours := h.claim() || waits && h.takeOver()
 	h.m.mu.Unlock()
-	if !ours {
-		return
+	switch {
+	case ours && waits:
+		h.settle(nil, true)
+	case ours:
+		go h.settle(nil, true)
 	}
-	if ctx.Err() != nil {
-		ctx = context.Background() // it does not count, see within
-	}
-	inTime := hurry(ctx, time.Time{}, h.s)
-	h.settle(nil, true)
-	inTime()
 }
