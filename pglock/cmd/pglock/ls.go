@@ -5,11 +5,13 @@ import (
 	"database/sql"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/ports"
 )
 
@@ -129,11 +131,19 @@ func inspectAll(ctx context.Context, db *sql.DB) ([]lock, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, in := range found {
-			all = append(all, lock{"", space(in.ID), in.Holders, in.Waiters})
-		}
+		all = append(all, listed(found, space)...)
 	}
 	return all, nil
+}
+
+// listed turns what was found in one space into locks, in the order of their
+// numbers: that of packed pairs takes the second one for unsigned.
+func listed(found []pglock.Inspection, space func(int64) lockID) (locks []lock) {
+	for _, in := range found {
+		locks = append(locks, lock{"", space(in.ID), in.Holders, in.Waiters})
+	}
+	slices.SortFunc(locks, func(a, b lock) int { return a.compare(b.lockID) })
+	return locks
 }
 
 // lockRows makes a table of locks.

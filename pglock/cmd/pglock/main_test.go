@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
+	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/ports"
 )
 
@@ -137,6 +138,29 @@ func TestAnIDIsShownAsItsSchemeTakesIt(t *testing.T) {
 	for id, want := range map[lockID]string{bigintID(-42): `{"id":-42}`, bigintID(0): `{"id":0}`, pairID(1<<32 | math.MaxUint32): `{"pair":[1,-1]}`, pairID(0): `{"pair":[0,0]}`} {
 		if got, err := json.Marshal(id); err != nil || string(got) != want {
 			t.Errorf("%v for programs: %s, %v, want %s", id, got, err, want)
+		}
+	}
+}
+
+func TestLocksAreListedInTheOrderOfTheirNumbers(t *testing.T) {
+	for _, c := range []struct {
+		space func(int64) lockID
+		ids   []int64
+		want  string
+	}{
+		{bigintID, []int64{math.MinInt64, 7, -1, 0}, "-9223372036854775808 -1 0 7"},
+		{pairID, []int64{ports.PairID(-1, 5), ports.PairID(7, 0), ports.PairID(7, 2), ports.PairID(7, -2), ports.PairID(7, -1)}, "-1,5 7,-2 7,-1 7,0 7,2"},
+	} {
+		var found []pglock.Inspection
+		for _, id := range c.ids {
+			found = append(found, pglock.Inspection{ID: id})
+		}
+		var got []string
+		for _, l := range listed(found, c.space) {
+			got = append(got, l.String())
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("listed as %v, want %s", got, c.want)
 		}
 	}
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,6 +27,14 @@ func bigintID(n int64) lockID { return lockID{ID: &n} }
 func pairID(packed int64) lockID {
 	first, second := ports.IDPair(packed)
 	return lockID{Pair: &[2]int32{first, second}}
+}
+
+// compare orders the IDs of one space by their numbers.
+func (id lockID) compare(other lockID) int {
+	if id.Pair != nil {
+		return slices.Compare(id.Pair[:], other.Pair[:])
+	}
+	return cmp.Compare(*id.ID, *other.ID)
 }
 
 // String is what the schemes number and pair take.
