@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/adapters/memlock"
@@ -151,6 +152,32 @@ func ExampleNewManager() {
 	// at most 9 sessions for locks
 }
 
+// A manager is made once and shared: by all goroutines of a process, and by all
+// its keys.
+func ExampleManager() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer()) // in production pgxlock.New(db)
+	defer locks.Close(ctx)
+
+	var wg sync.WaitGroup
+	balance := 0
+	for range 10 {
+		wg.Go(func() {
+			err := pglock.Do(ctx, locks, "account-42", func(context.Context) error {
+				balance += 10
+				return nil
+			})
+			if err != nil {
+				fmt.Println(err)
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Println(balance)
+	// Output:
+	// 100
+}
+
 func ExampleManager_Acquire() {
 	ctx := context.Background()
 	locks := memlock.New(memlock.NewServer())
@@ -234,6 +261,42 @@ func ExampleManager_Held() {
 	// 2 true false
 }
 
+// The number of holds, for a metric or for the end of a test.
+func ExampleManager_HeldCount() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	for range 2 { // two holds of one key
+		if _, err := locks.Acquire(ctx, "catalogue", ports.WithShared()); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	fmt.Println(locks.HeldCount())
+	fmt.Println(locks.Release(ctx, "catalogue"), locks.HeldCount())
+	// Output:
+	// 2
+	// <nil> 1
+}
+
+// IsHeld is about this manager; who else has the key is for Inspect to tell.
+func ExampleManager_IsHeld() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	here, elsewhere := memlock.New(server), memlock.New(server)
+	defer here.Close(ctx)
+	defer elsewhere.Close(ctx)
+
+	if _, err := elsewhere.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("here:", here.IsHeld("invoices"), "elsewhere:", elsewhere.IsHeld("invoices"))
+	// Output:
+	// here: false elsewhere: true
+}
+
 func ExampleManager_ReleaseAll() {
 	ctx := context.Background()
 	locks := memlock.New(memlock.NewServer())
@@ -273,6 +336,37 @@ func ExampleManager_Stats() {
 	// Output:
 	// now: 1 held, 0 waiting, 1 sessions
 	// ever: 1 acquired, 1 contended, 0 lost
+}
+
+// An alert on what needs a look: locks that are lost, and sessions that run out.
+func ExampleStats() {
+	alert := func(before, now pglock.Stats) {
+		if lost := now.Lost - before.Lost; lost > 0 {
+			fmt.Println("locks lost:", lost)
+		}
+		if now.MaxSessions > 0 && now.Sessions == now.MaxSessions {
+			fmt.Println("all", now.MaxSessions, "sessions are pinned")
+		}
+	}
+
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := pglock.NewManager(server.Pool(memlock.WithLimit(3)), pglock.WithoutVerification())
+	defer locks.Close(ctx)
+
+	before := locks.Stats()
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server.Kill(lock.Info().PID)
+	<-lock.Done()
+	alert(before, locks.Stats())
+	alert(pglock.Stats{}, pglock.Stats{Sessions: 2, MaxSessions: 2})
+	// Output:
+	// locks lost: 1
+	// all 2 sessions are pinned
 }
 
 // KeyID is the number to look for in pg_locks.
@@ -378,8 +472,6 @@ func ExampleWithKeyFunc() {
 	// true
 }
 
-// The window is how long a holder that has vanished may keep the others out. A
-// short one for quick failover; not below what a busy host can keep up with.
 // The neighbour locks with SELECT pg_advisory_lock(7, tenant), in the space of two
 // integers.
 func ExampleWithTwoIntegerKeys() {
@@ -394,6 +486,8 @@ func ExampleWithTwoIntegerKeys() {
 	// 7 42
 }
 
+// The window is how long a holder that has vanished may keep the others out. A
+// short one for quick failover; not below what a busy host can keep up with.
 func ExampleWithLivenessWindow() {
 	configured := 2 * time.Second
 	window := max(configured, pglock.MinLivenessWindow)
@@ -591,6 +685,114 @@ func ExampleLockSet_Infos() {
 	// users has token 2
 }
 
+func ExampleLockSet_Info() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"users", "orders"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer set.Release(ctx)
+	fmt.Println(set.Info() == set.Infos()[0]) // the others are on the same session
+	// Output:
+	// true
+}
+
+func ExampleLockSet_Done() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"users", "orders"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	batch := 0
+	for {
+		select {
+		case <-set.Done():
+			fmt.Println("stopped after", batch, "batches")
+			return
+		default:
+		}
+		if batch++; batch == 3 {
+			fmt.Println(set.Release(ctx)) // or a loss, at any time
+		}
+	}
+	// Output:
+	// <nil>
+	// stopped after 3 batches
+}
+
+func ExampleLockSet_Err() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"users", "orders"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("held:", set.Err() == nil)
+	server.Kill(set.Info().PID)
+	<-set.Done()
+	fmt.Println("lost:", errors.Is(set.Err(), ports.ErrLost))
+	// Output:
+	// held: true
+	// lost: true
+}
+
+// A release gives back all of the set, however often it is called.
+func ExampleLockSet_Release() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"users", "orders"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer set.Release(ctx) // for every way out of here
+	fmt.Println("locks:", server.Locks())
+	fmt.Println(set.Release(ctx))
+	fmt.Println("locks:", server.Locks())
+	// Output:
+	// locks: 2
+	// <nil>
+	// locks: 0
+}
+
+// All locks of a set are on one session, which is what sqllock.RunTx runs on.
+func ExampleLockSet_LendSession() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"users", "orders"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer set.Release(ctx)
+	err = set.LendSession(ctx, func(session ports.Session) (trusted bool) {
+		pid, err := session.Check(ctx, true)
+		fmt.Println("on the set's session:", pid == set.Info().PID, err)
+		return err == nil
+	})
+	fmt.Println(err)
+	// Output:
+	// on the set's session: true <nil>
+	// <nil>
+}
+
 // Who holds it, and who waits?
 func ExampleManager_Inspect() {
 	ctx := context.Background()
@@ -654,6 +856,22 @@ func ExampleInspection() {
 	// "invoices" (lock ID 5268556066836248654): 1 holders, 1 waiters
 	//   process 4711 holds it, exclusive, since 2026-03-01T12:00:00Z, holder "worker-1", state "idle"
 	//   process 4712 waits for it, shared, application "psql"
+}
+
+// For a log line or a terminal; a lock that nobody has is a line, too.
+func ExampleInspection_String() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	in, err := locks.Inspect(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Print(in.String())
+	// Output:
+	// "invoices" (lock ID 5268556066836248654): 0 holders, 0 waiters
 }
 
 // Evict is for a holder that hangs. It is told of a loss, and whoever waits is

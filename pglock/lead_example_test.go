@@ -148,6 +148,38 @@ func ExampleElector_Resign() {
 	// <nil>
 }
 
+// Work that ends because it was asked to cleans up; work whose lock is lost must
+// not: someone else can lead already.
+func ExampleErrResigned() {
+	ctx, shutdown := context.WithCancel(context.Background())
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(context.Background())
+
+	elector := pglock.NewElector(locks, "scheduler")
+	leading, stopped := make(chan struct{}, 1), make(chan error)
+	go func() {
+		stopped <- elector.Run(ctx, func(ctx context.Context) error {
+			leading <- struct{}{}
+			<-ctx.Done()
+			switch cause := context.Cause(ctx); {
+			case errors.Is(cause, pglock.ErrResigned):
+				fmt.Println("still the leader: hand over what is half done")
+			case errors.Is(cause, ports.ErrLost):
+				fmt.Println("overtaken: drop it")
+			}
+			return ctx.Err()
+		})
+	}()
+	<-leading
+	fmt.Println(elector.Resign(ctx))
+	shutdown()
+	fmt.Println(<-stopped)
+	// Output:
+	// still the leader: hand over what is half done
+	// <nil>
+	// <nil>
+}
+
 // A readiness probe of a replica, whether it leads or waits to.
 func ExampleElector_Check() {
 	locks := memlock.New(memlock.NewServer())

@@ -195,6 +195,36 @@ func ExampleShardedManager_Held() {
 	// 3
 }
 
+func ExampleShardedManager_HeldCount() {
+	ctx := context.Background()
+	locks := pglock.Sharded(lockServers(3)...)
+	defer locks.Close(ctx)
+
+	for _, key := range []string{"account-1", "account-2"} { // on two shards
+		if _, err := locks.Acquire(ctx, key); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	fmt.Println(locks.HeldCount())
+	// Output:
+	// 2
+}
+
+func ExampleShardedManager_IsHeld() {
+	ctx := context.Background()
+	locks := pglock.Sharded(lockServers(3)...)
+	defer locks.Close(ctx)
+
+	if _, err := locks.Acquire(ctx, "account-1"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(locks.IsHeld("account-1"), locks.IsHeld("account-2"))
+	// Output:
+	// true false
+}
+
 func ExampleShardedManager_ReleaseAll() {
 	ctx := context.Background()
 	locks := pglock.Sharded(lockServers(3)...)
@@ -324,4 +354,76 @@ func ExampleShardedSet_Parts() {
 	// Output:
 	// account-1 true
 	// account-2 true
+}
+
+// Info describes the first lock of a set; the other shards have sessions and
+// databases of their own, which Infos tells.
+func ExampleShardedSet_Info() {
+	ctx := context.Background()
+	locks := pglock.Sharded(lockServers(3)...)
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"account-2", "account-1"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer set.Release(ctx)
+	fmt.Println(set.Info().Key, "and", len(set.Infos())-1, "more")
+	// Output:
+	// account-1 and 1 more
+}
+
+// The loss of one shard is the loss of the set.
+func ExampleShardedSet_Done() {
+	ctx := context.Background()
+	locks := pglock.Sharded(lockServers(3)...)
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"account-1", "account-2"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(locks.Evict(ctx, "account-2")) // as an operator does
+	<-set.Done()
+	fmt.Println("stop the transfer")
+	// Output:
+	// 1 <nil>
+	// stop the transfer
+}
+
+func ExampleShardedSet_Err() {
+	ctx := context.Background()
+	locks := pglock.Sharded(lockServers(3)...)
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"account-1", "account-2"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("held:", set.Err() == nil)
+	fmt.Println(locks.Evict(ctx, "account-2"))
+	<-set.Done()
+	fmt.Println("lost:", errors.Is(set.Err(), ports.ErrLost))
+	// Output:
+	// held: true
+	// 1 <nil>
+	// lost: true
+}
+
+func ExampleShardedSet_Release() {
+	ctx := context.Background()
+	locks := pglock.Sharded(lockServers(3)...)
+	defer locks.Close(ctx)
+
+	set, err := locks.AcquireAll(ctx, []string{"account-1", "account-2"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(set.Release(ctx), locks.HeldCount())
+	// Output:
+	// <nil> 0
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/adapters/memlock"
@@ -152,6 +153,31 @@ func ExampleMode() {
 	// Output:
 	// exclusive true
 	// shared
+}
+
+func ExampleMode_String() {
+	fmt.Println(ports.Exclusive.String(), ports.Shared.String())
+	// Output:
+	// exclusive shared
+}
+
+// A Mode is a word in JSON and in configuration.
+func ExampleMode_MarshalText() {
+	text, err := json.Marshal(map[string]ports.Mode{"catalogue": ports.Shared})
+	fmt.Println(string(text), err)
+	// Output:
+	// {"catalogue":"shared"} <nil>
+}
+
+func ExampleMode_UnmarshalText() {
+	var modes map[string]ports.Mode
+	fmt.Println(json.Unmarshal([]byte(`{"catalogue":"shared"}`), &modes), modes["catalogue"] == ports.Shared)
+
+	var mode ports.Mode
+	fmt.Println(mode.UnmarshalText([]byte("reader")))
+	// Output:
+	// <nil> true
+	// ports: unknown lock mode "reader"; it is exclusive or shared
 }
 
 // A resource that remembers the greatest token refuses a holder that was
@@ -306,6 +332,22 @@ func ExampleNewAcquireOptions() {
 	// exclusive bounded: false
 }
 
+// A double of a lock in a test looks at what it was asked for.
+func ExampleAcquireOptions() {
+	asked := func(opts ...ports.AcquireOption) string {
+		o := ports.NewAcquireOptions(opts...)
+		if o.Timeout == 0 {
+			return "without a wait"
+		}
+		return fmt.Sprintf("polling every %v, fenced: %t", o.Polling, o.Fencing)
+	}
+	fmt.Println(asked(ports.WithTimeout(0)))
+	fmt.Println(asked(ports.WithPolling(time.Second), ports.WithFencing()))
+	// Output:
+	// without a wait
+	// polling every 1s, fenced: true
+}
+
 // An option of one's own is made of others.
 func ExampleAcquireOption() {
 	background := func(o *ports.AcquireOptions) {
@@ -400,6 +442,216 @@ func ExampleLockError() {
 	// release invoices
 	// true
 	// release "invoices": lock not held by this manager
+}
+
+// A key may be a megabyte long; a log line is not.
+func ExampleLockError_Error() {
+	err := &ports.LockError{Op: "acquire", Key: strings.Repeat("x", 1_000_000), Err: ports.ErrClosed}
+	fmt.Println(len(err.Key), "bytes of key,", len(err.Error()) < 200)
+	// Output:
+	// 1000000 bytes of key, true
+}
+
+// Unwrap is what lets errors.Is and errors.As find the reason.
+func ExampleLockError_Unwrap() {
+	err := &ports.LockError{Op: "acquire", Key: "invoices", Err: ports.ErrClosed}
+	fmt.Println(err.Unwrap(), errors.Is(err, ports.ErrClosed))
+	// Output:
+	// lock manager is closed true
+}
+
+// Contention is an answer, not a failure.
+func ExampleErrNotAcquired() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	here, elsewhere := memlock.New(server), memlock.New(server)
+	defer here.Close(ctx)
+	defer elsewhere.Close(ctx)
+	if _, err := elsewhere.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	_, err := here.Acquire(ctx, "invoices", ports.WithTimeout(0))
+	fmt.Println("someone else has it:", errors.Is(err, ports.ErrNotAcquired))
+	fmt.Println("the wait ran out:", errors.Is(err, context.DeadlineExceeded))
+	// Output:
+	// someone else has it: true
+	// the wait ran out: true
+}
+
+// A release by key that may come twice.
+func ExampleErrNotHeld() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+
+	if err := locks.Release(ctx, "invoices"); errors.Is(err, ports.ErrNotHeld) {
+		fmt.Println("there was nothing to give back")
+	}
+	// Output:
+	// there was nothing to give back
+}
+
+// A loss can be told by the release at the latest: what was done under the lock
+// is in question then.
+func ExampleErrLost() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server.Kill(lock.Info().PID) // as an operator or a failover does
+
+	if err := lock.Release(ctx); errors.Is(err, ports.ErrLost) {
+		fmt.Println("look at what was done")
+	}
+	// Output:
+	// look at what was done
+}
+
+// Whoever watches a hold tells its release from its loss.
+func ExampleErrReleased() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+	defer locks.Close(ctx)
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(lock.Err())
+	fmt.Println(lock.Release(ctx))
+	fmt.Println(errors.Is(lock.Err(), ports.ErrReleased))
+	// Output:
+	// <nil>
+	// <nil>
+	// true
+}
+
+// A worker ends when its manager is closed.
+func ExampleErrClosed() {
+	ctx := context.Background()
+	locks := memlock.New(memlock.NewServer())
+
+	for turn := 1; ; turn++ {
+		err := pglock.Do(ctx, locks, "queue", func(context.Context) error { return nil })
+		if errors.Is(err, ports.ErrClosed) {
+			fmt.Println("shut down in turn", turn)
+			return
+		}
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		if turn == 2 {
+			fmt.Println(locks.Close(ctx)) // in main, at the end of the process
+		}
+	}
+	// Output:
+	// <nil>
+	// shut down in turn 3
+}
+
+// A pool of two connections is enough for one lock and the queries of its holder.
+func ExampleErrPoolExhausted() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool(memlock.WithLimit(2)) // as with db.SetMaxOpenConns(2)
+	locks := pglock.NewManager(pool, pglock.WithoutVerification())
+	defer locks.Close(ctx)
+	if _, err := locks.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	_, err := locks.Acquire(ctx, "payments", ports.WithTimeout(0))
+	fmt.Println("allow more connections:", errors.Is(err, ports.ErrPoolExhausted))
+	fmt.Println("someone else has it:", errors.Is(err, ports.ErrNotAcquired))
+	// Output:
+	// allow more connections: true
+	// someone else has it: false
+}
+
+// A program that cannot exclude anybody had better not start.
+func ExampleErrUnsafeConnection() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	server.Intercept(func(context.Context, memlock.Command) error { // as a hot standby does
+		return fmt.Errorf("%w: the server is in recovery; connect to the primary", ports.ErrUnsafeConnection)
+	})
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	if _, err := locks.Acquire(ctx, "invoices"); errors.Is(err, ports.ErrUnsafeConnection) {
+		fmt.Println("do not start:", err)
+	}
+	// Output:
+	// do not start: acquire "invoices": connection cannot hold an exclusive lock: the server is in recovery; connect to the primary
+}
+
+// The lock table is the whole server's: a manager leaves room for others.
+func ExampleErrTooManyLocks() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	server.LimitLocks(100)
+	locks := memlock.New(server, pglock.WithSharedSessions(1))
+	defer locks.Close(ctx)
+
+	for i := range 100 {
+		_, err := locks.Acquire(ctx, fmt.Sprint("partition ", i))
+		if errors.Is(err, ports.ErrTooManyLocks) {
+			fmt.Println("raise max_locks_per_transaction, or do with", locks.HeldCount(), "partitions")
+			return
+		}
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	// Output:
+	// raise max_locks_per_transaction, or do with 50 partitions
+}
+
+// What an adapter or a server cannot do, it says; here a pool that shows nothing
+// but the port.
+func ExampleErrUnsupported() {
+	ctx := context.Background()
+	pool := struct{ ports.SessionPool }{memlock.NewServer().Pool()}
+	locks := pglock.NewManager(pool)
+	defer locks.Close(ctx)
+
+	_, err := locks.Inspect(ctx, "invoices")
+	fmt.Println("cannot tell:", errors.Is(err, ports.ErrUnsupported))
+	// Output:
+	// cannot tell: true
+}
+
+// An adapter says by it that a session is over, so that the manager need not ask
+// again; callers of a lock see ErrLost.
+func ExampleErrSessionEnded() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	session, err := server.Pool().Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy()
+	grant, err := session.Lock(ctx, ports.LockRequest{ID: 42})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server.Kill(grant.PID)
+
+	_, err = session.Check(ctx, false)
+	fmt.Println("over:", errors.Is(err, ports.ErrSessionEnded))
+	// Output:
+	// over: true
 }
 
 // A pool around another counts what a manager opens. The sessions themselves
@@ -578,6 +830,75 @@ func ExampleBatcher() {
 	// Output:
 	// granted: [true true] <nil>
 	// given back: [true] granted: [true] <nil>
+}
+
+// A session that implements Exchanger goes from one lock to the next in one round
+// trip.
+func ExampleExchanger() {
+	ctx := context.Background()
+	session, err := memlock.NewServer().Pool().Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy()
+	if _, err := session.Lock(ctx, ports.LockRequest{ID: 1}); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	exchanger, ok := session.(ports.Exchanger)
+	if !ok {
+		fmt.Println(ports.ErrUnsupported)
+		return
+	}
+	held, grant, err := exchanger.Exchange(ctx, 1, ports.Exclusive, ports.LockRequest{ID: 2})
+	fmt.Println("given back:", held, "granted:", grant.Granted, err)
+	// Output:
+	// given back: true granted: true <nil>
+}
+
+func ExampleInterruptible() {
+	session, err := memlock.NewServer().Pool().Open(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy()
+
+	i, ok := session.(ports.Interruptible)
+	fmt.Println("may run on its caller's goroutine:", ok && i.Interruptible())
+	// Output:
+	// may run on its caller's goroutine: true
+}
+
+// A pool that implements Witness tells of a session that is busy with someone
+// else's work.
+func ExampleWitness() {
+	ctx := context.Background()
+	var pool ports.SessionPool = memlock.NewServer().Pool()
+	session, err := pool.Open(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer session.Destroy()
+	grant, err := session.Lock(ctx, ports.LockRequest{ID: 42})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	witness, ok := pool.(ports.Witness)
+	if !ok {
+		fmt.Println(ports.ErrUnsupported)
+		return
+	}
+	fmt.Println(witness.Holds(ctx, grant.PID, []int64{42}))
+	fmt.Println(witness.Holds(ctx, grant.PID, []int64{42, 43}))
+	// Output:
+	// true <nil>
+	// false <nil>
 }
 
 // SessionInfo has a form for code; what the server does not tell is left out.

@@ -65,6 +65,20 @@ func ExampleNewServer() {
 	// unlocks: 1
 }
 
+// Two servers are two databases: the same key is another lock in each.
+func ExampleServer() {
+	ctx := context.Background()
+	for _, server := range []*memlock.Server{memlock.NewServer(), memlock.NewServer()} {
+		locks := memlock.New(server)
+		defer locks.Close(ctx)
+		_, acquired, err := locks.TryAcquire(ctx, "invoices")
+		fmt.Println(acquired, err)
+	}
+	// Output:
+	// true <nil>
+	// true <nil>
+}
+
 func ExampleServer_Holders() {
 	ctx := context.Background()
 	server := memlock.NewServer()
@@ -193,8 +207,6 @@ func ExampleServer_Intercept() {
 	// locks left behind: 0
 }
 
-// A pool of one connection, as with db.SetMaxOpenConns(1), is too small for a
-// lock and the queries of its holder.
 // A server with room for ten locks, of which one manager takes five at most.
 func ExampleServer_LimitLocks() {
 	ctx := context.Background()
@@ -216,6 +228,8 @@ func ExampleServer_LimitLocks() {
 	// 5 true
 }
 
+// A pool of one connection, as with db.SetMaxOpenConns(1), is too small for a
+// lock and the queries of its holder.
 func ExampleWithLimit() {
 	ctx := context.Background()
 	pool := memlock.NewServer().Pool(memlock.WithLimit(1))
@@ -292,4 +306,241 @@ func ExampleServer_Pool() {
 	// Output:
 	// 1 of 4
 	// 0 of 4
+}
+
+// A test whose locks must all be given back, whatever the code under test does.
+func ExampleServer_Locks() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	err := pglock.Do(ctx, locks, "invoices", func(context.Context) error { return errors.New("no such invoice") })
+	fmt.Println(err)
+	fmt.Println("left behind:", server.Locks())
+	// Output:
+	// no such invoice
+	// left behind: 0
+}
+
+func ExampleServer_Sessions() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server, pglock.WithSharedSessions(1))
+	defer locks.Close(ctx)
+
+	for i := range 10 {
+		if _, err := locks.Acquire(ctx, fmt.Sprint("partition ", i)); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	fmt.Println(server.Locks(), "locks on", server.Sessions(), "session")
+	// Output:
+	// 10 locks on 1 session
+}
+
+// How many round trips does it cost?
+func ExampleServer_Commands() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	ran, err := pglock.TryDo(ctx, locks, "invoices", func(context.Context) error { return nil })
+	fmt.Println(ran, err)
+	fmt.Println(server.Commands("lock"), "lock,", server.Commands("unlock"), "unlock,", server.Commands("check"), "check")
+	// Output:
+	// true <nil>
+	// 1 lock, 1 unlock, 0 check
+}
+
+// The server's side of a lock, against what the holder was told.
+func ExampleHolder() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	info := lock.Info()
+	fmt.Println(server.Holders(info.ID)[0] == memlock.Holder{PID: info.PID, Mode: ports.Exclusive})
+	// Output:
+	// true
+}
+
+// A log of what is asked of the server.
+func ExampleCommand() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	server.Intercept(func(_ context.Context, c memlock.Command) error {
+		if !c.Done {
+			fmt.Println("process", c.PID, "is asked to", c.Op, c.ID)
+		}
+		return nil
+	})
+	locks := memlock.New(server)
+	defer locks.Close(ctx)
+
+	err := pglock.Do(ctx, locks, "invoices", func(context.Context) error { return nil })
+	fmt.Println(err)
+	// Output:
+	// process 1 is asked to lock 5268556066836248654
+	// process 1 is asked to unlock 5268556066836248654
+	// <nil>
+}
+
+// The set-up of a test: a small pool, on a driver that does not notice the end of
+// a session.
+func ExamplePoolOption() {
+	opts := []memlock.PoolOption{memlock.WithLimit(5), memlock.WithoutWatch()}
+	locks := pglock.NewManager(memlock.NewServer().Pool(opts...))
+	defer locks.Close(context.Background())
+
+	fmt.Println("at most", locks.Stats().MaxSessions, "sessions for locks")
+	// Output:
+	// at most 4 sessions for locks
+}
+
+// Two pools on one server are two processes.
+func ExamplePool() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	for _, pool := range []*memlock.Pool{server.Pool(), server.Pool()} {
+		session, err := pool.Open(ctx)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer session.Destroy()
+		grant, err := session.Lock(ctx, ports.LockRequest{ID: 42})
+		fmt.Println(grant.Granted, err)
+	}
+	// Output:
+	// true <nil>
+	// false <nil>
+}
+
+// A session that was given back is used again.
+func ExamplePool_Open() {
+	ctx := context.Background()
+	server := memlock.NewServer()
+	pool := server.Pool()
+	for range 2 {
+		session, err := pool.Open(ctx)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		session.Recycle(ctx)
+	}
+	fmt.Println("sessions:", server.Sessions())
+	// Output:
+	// sessions: 1
+}
+
+// Each lock pins a session of the pool; others have the rest.
+func ExamplePool_Usage() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool(memlock.WithLimit(5))
+	locks := pglock.NewManager(pool, pglock.WithoutVerification())
+	defer locks.Close(ctx)
+
+	for _, key := range []string{"invoices", "payments"} {
+		if _, err := locks.Acquire(ctx, key); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	fmt.Println(pool.Usage())
+	// Output:
+	// 2 5
+}
+
+// The pool's own methods serve a manager's Inspect, InspectAll and Evict, and
+// take IDs for keys.
+func ExamplePool_Inspect() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool()
+	locks := pglock.NewManager(pool, pglock.WithHolderID("worker-1"), pglock.WithoutVerification())
+	defer locks.Close(ctx)
+	if _, err := locks.Acquire(ctx, "invoices"); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	sessions, err := pool.Inspect(ctx, locks.KeyID("invoices"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, s := range sessions {
+		fmt.Println(s.HolderID, s.Mode, "granted:", s.Granted)
+	}
+	// Output:
+	// worker-1 exclusive granted: true
+}
+
+func ExamplePool_List() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool()
+	locks := pglock.NewManager(pool, pglock.WithoutVerification())
+	defer locks.Close(ctx)
+	if _, err := locks.AcquireAll(ctx, []string{"users", "orders"}); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	all, err := pool.List(ctx)
+	fmt.Println(len(all), "locks", err)
+	// Output:
+	// 2 locks <nil>
+}
+
+// A session is ended only if it has that lock.
+func ExamplePool_Evict() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool()
+	locks := pglock.NewManager(pool, pglock.WithoutVerification())
+	defer locks.Close(ctx)
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	info := lock.Info()
+	fmt.Println(pool.Evict(ctx, locks.KeyID("payments"), info.PID))
+	fmt.Println(pool.Evict(ctx, info.ID, info.PID))
+	<-lock.Done()
+	fmt.Println("lost:", errors.Is(lock.Err(), ports.ErrLost))
+	// Output:
+	// false <nil>
+	// true <nil>
+	// lost: true
+}
+
+func ExamplePool_Holds() {
+	ctx := context.Background()
+	pool := memlock.NewServer().Pool()
+	locks := pglock.NewManager(pool, pglock.WithoutVerification())
+	defer locks.Close(ctx)
+	lock, err := locks.Acquire(ctx, "invoices")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	info := lock.Info()
+	fmt.Println(pool.Holds(ctx, info.PID, []int64{info.ID}))
+	fmt.Println(lock.Release(ctx))
+	fmt.Println(pool.Holds(ctx, info.PID, []int64{info.ID}))
+	// Output:
+	// true <nil>
+	// <nil>
+	// false <nil>
 }

@@ -9,9 +9,11 @@ import (
 	"log"
 	"time"
 
+	sqlmock "github.com/DATA-DOG/go-sqlmock"
 	"github.com/lib/pq"
 
 	"github.com/holdfast-go/holdfast/adapters/memlock"
+	"github.com/holdfast-go/holdfast/adapters/mocklock"
 	"github.com/holdfast-go/holdfast/adapters/sqllock"
 	"github.com/holdfast-go/holdfast/pglock"
 	"github.com/holdfast-go/holdfast/pglock/keys"
@@ -58,6 +60,20 @@ func ExampleNewPool() {
 	})
 	locks := pglock.NewManager(pool)
 	defer locks.Close(ctx)
+}
+
+// The zero value does for every driver, as New has it.
+func ExampleDriver() {
+	db, _, err := sqlmock.New()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	db.SetMaxOpenConns(10)
+	inUse, limit := sqllock.NewPool(db, sqllock.Driver{}).Usage()
+	fmt.Println(inUse, "of", limit)
+	// Output:
+	// 0 of 10
 }
 
 // The lock ends with the transaction, whether it commits or rolls back. This
@@ -163,6 +179,57 @@ func ExampleTxTwoIntegerKeys() {
 	}
 }
 
+// Readers in transactions, beside each other. In a test they have a double of the
+// database.
+func ExampleTxShared() {
+	db, mock, _ := sqlmock.New()
+	double := mocklock.New(db, mock)
+	double.ExpectTryDoTx("catalogue", true, sqllock.TxShared())
+	mock.ExpectExec("INSERT INTO prices").WillReturnResult(sqlmock.NewResult(0, 12))
+	mock.ExpectCommit()
+
+	ran, err := sqllock.TryDoTx(ctx, db, "catalogue", func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO prices SELECT * FROM catalogue`)
+		return err
+	}, sqllock.TxShared())
+	fmt.Println("no writer has it:", ran, err)
+	fmt.Println(mock.ExpectationsWereMet())
+	// Output:
+	// no writer has it: true <nil>
+	// <nil>
+}
+
+// After a wait that ran out, the transaction goes on without the lock.
+func ExampleTxTimeout() {
+	db, mock, _ := sqlmock.New()
+	double := mocklock.New(db, mock)
+	mock.ExpectBegin()
+	double.ExpectAcquireTxTimeout("account-42")
+	mock.ExpectExec("INSERT INTO retries").WillReturnResult(sqlmock.NewResult(0, 1))
+	mock.ExpectCommit()
+
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer tx.Rollback() // does nothing after a commit
+
+	err = sqllock.AcquireTx(ctx, tx, "account-42", sqllock.TxTimeout(0)) // or some seconds
+	if errors.Is(err, ports.ErrNotAcquired) {
+		fmt.Println("busy; noted for later")
+		_, err = tx.ExecContext(ctx, `INSERT INTO retries (account) VALUES (42)`)
+	}
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(tx.Commit(), mock.ExpectationsWereMet())
+	// Output:
+	// busy; noted for later
+	// <nil> <nil>
+}
+
 // Long work under one lock, and its writes in transactions that can commit only
 // while that lock is held.
 func ExampleRunTx() {
@@ -233,4 +300,38 @@ func ExampleExamine() {
 	if err != nil {
 		log.Fatal(err)
 	}
+}
+
+// A program that looks at its server before it relies on it.
+func ExampleServerInfo() {
+	advise := func(server sqllock.ServerInfo) {
+		switch free := server.LockSlots - server.Locks; {
+		case server.InRecovery:
+			fmt.Println("a standby; connect to the primary")
+		case server.Network && server.KeepaliveBound > time.Minute:
+			fmt.Println("a vanished host keeps its locks for", server.KeepaliveBound)
+		case free < 1000:
+			fmt.Println("room for", free, "locks; raise max_locks_per_transaction")
+		}
+	}
+	advise(sqllock.ServerInfo{InRecovery: true})
+	advise(sqllock.ServerInfo{Network: true, KeepaliveBound: 2 * time.Hour})
+	advise(sqllock.ServerInfo{LockSlots: 6400, Locks: 6000})
+	// Output:
+	// a standby; connect to the primary
+	// a vanished host keeps its locks for 2h0m0s
+	// room for 400 locks; raise max_locks_per_transaction
+}
+
+// Whatever runs a query can be examined: any connection, one of them, or the one
+// of a transaction.
+func ExampleQueryer() {
+	for _, q := range []any{new(sql.DB), new(sql.Conn), new(sql.Tx)} {
+		_, ok := q.(sqllock.Queryer)
+		fmt.Printf("%T: %t\n", q, ok)
+	}
+	// Output:
+	// *sql.DB: true
+	// *sql.Conn: true
+	// *sql.Tx: true
 }
