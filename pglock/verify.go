@@ -9,10 +9,14 @@ import (
 	"github.com/holdfast-go/holdfast/ports"
 )
 
-// proofRounds is how often the proof is repeated. A pooler that spreads the
-// statements of a connection over n server sessions passes each comparison with
-// a probability of about 1/n at best.
-const proofRounds = 4
+// distinctRounds and exclusiveRounds are how often the two parts of the proof are
+// repeated. A pooler that spreads the statements of a connection over n server
+// sessions passes each comparison with a probability of about 1/n; the first part
+// has to find it out, since the locks of the second could be stranded there.
+const (
+	distinctRounds  = 8
+	exclusiveRounds = 2
+)
 
 // errDeferred says that there was no room for a proof.
 var errDeferred = fmt.Errorf("%w: the proof that this setup excludes needs two connections", ports.ErrPoolExhausted)
@@ -115,12 +119,12 @@ func (m *Manager) prove(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	for range proofRounds {
+	for range distinctRounds {
 		if err := m.proveDistinct(ctx, sessions); err != nil {
 			return err
 		}
 	}
-	for range proofRounds {
+	for range exclusiveRounds {
 		if err := m.proveExclusive(ctx, sessions, rand.Int64()); err != nil {
 			return err
 		}
