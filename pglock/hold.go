@@ -44,6 +44,9 @@ var (
 type hold struct {
 	m *Manager
 	s ports.Session // nil for a hold on shared sessions
+	// upkeep is what it takes to keep s; nil without it: there may be very many
+	// holds on shared sessions.
+	*upkeep
 	// carrier is set if others' locks are on the session of this hold.
 	carrier *carrier
 	// info is the first of the hold's locks.
@@ -53,7 +56,28 @@ type hold struct {
 	// done is closed when the hold ends for its owner; finished when the
 	// server's side of it is settled, too.
 	done, finished chan struct{}
-	loans          chan loan
+	// settled is what a release found; it is set before finished is closed.
+	settled error
+
+	// guarded by Manager.mu:
+	parts     []part         // its locks: one, or those of a LockSet
+	contended bool           // someone else was in the way of the newest of them
+	err       error          // why the hold ended; nil while it is held
+	ended     time.Time      // when it did
+	told      []*func(error) // what has asked to be told
+	later     *time.Timer    // ends a hold that was released before its time
+	// of a hold on shared sessions: how many of its locks are not settled yet
+	// after its end, and who waits for its next lock, in which queue.
+	unsettled int
+	next      struct {
+		q *queue
+		w *waiter
+	}
+}
+
+// upkeep is what there is to know of a hold with a session.
+type upkeep struct {
+	loans chan loan
 	// asked and granted are when the server was asked for the lock and when it
 	// had granted it, to this hold or to the first of those that have passed it
 	// on in memory since; passes counts those.
@@ -68,34 +92,19 @@ type hold struct {
 	// over is why the session is, if a check has found that. Only the keeper uses
 	// it.
 	over error
-	// settled is what a release found; it is set before finished is closed.
-	settled error
 
 	// guarded by Manager.mu:
-	parts     []part         // its locks: one, or those of a LockSet
-	contended bool           // someone else was in the way of the newest of them
-	err       error          // why the hold ended; nil while it is held
-	ended     time.Time      // when it did
-	told      []*func(error) // what has asked to be told
-	lent      bool           // somebody else has used its session, or does so
-	kept      bool           // has its keeper, or is settled without one
+	lent bool // somebody else has used the session, or does so
+	kept bool // the hold has its keeper, or is settled without one
 	// resting is set while the keeper only waits; it calls the watch and the
 	// watchdog off. taken: a release settles the hold in the keeper's place. wake
 	// tells the keeper that the hold has ended; nil before its first rest.
 	resting func()
 	taken   bool
 	wake    chan struct{}
-	heir    *hold       // has got its lock and its session
-	last    bool        // the keeper is settling it, so nobody gets them any more
-	later   *time.Timer // ends a hold that was released before its time
+	heir    *hold       // has got the lock and the session
+	last    bool        // the hold is being settled, so nobody gets them any more
 	bound   *time.Timer // ends the session if a release takes too long
-	// of a hold on shared sessions: how many of its locks are not settled yet
-	// after its end, and who waits for its next lock, in which queue.
-	unsettled int
-	next      struct {
-		q *queue
-		w *waiter
-	}
 }
 
 var _ interface {
@@ -136,14 +145,13 @@ type part struct {
 
 // newHold makes a hold that has no lock yet.
 func newHold(m *Manager, s ports.Session, atLeast time.Duration, sent time.Time) *hold {
-	return &hold{
-		m: m, s: s, atLeast: atLeast, asked: sent, granted: time.Now(),
-		done:      make(chan struct{}),
-		finished:  make(chan struct{}),
-		loans:     make(chan loan),
-		word:      sent,
-		confirmed: sent,
+	var both struct { // one allocation
+		hold   hold
+		upkeep upkeep
 	}
+	both.upkeep = upkeep{asked: sent, granted: time.Now(), word: sent, confirmed: sent, loans: make(chan loan)}
+	both.hold = hold{m: m, s: s, upkeep: &both.upkeep, atLeast: atLeast, done: make(chan struct{}), finished: make(chan struct{})}
+	return &both.hold
 }
 
 // add puts a lock that was granted on the books. The caller holds m.mu.
@@ -228,10 +236,12 @@ func (h *hold) release(ctx context.Context) error {
 		return h.confirm(ctx) // no lock of anybody
 	}
 	told := h.m.observers.release(ctx, h)
-	if first && !h.pass(h.word, false) {
-		h.settleHere(ctx)
+	if first && h.s != nil {
+		if !h.pass(h.word, false) {
+			h.settleHere(ctx)
+		}
+		h.rouse()
 	}
-	h.rouse()
 	err := h.confirm(ctx)
 	told(err)
 	return err

@@ -217,7 +217,7 @@ func (h *hold) startKeeper() {
 // claim reports whether the caller is the one who keeps or settles h, because
 // nobody was so far. The caller holds Manager.mu.
 func (h *hold) claim() bool {
-	if h.kept || h.s == nil {
+	if h.s == nil || h.kept {
 		return false
 	}
 	h.kept = true
