@@ -237,12 +237,14 @@ func raw(name, driver string) contestant {
 	}}
 }
 
-// rawLocker has its keys on its connections in turns. It is for keys that
-// nobody else in the process wants, since a session may lock a key twice.
+// rawLocker deals its keys out to its connections; each stays on its own, whose
+// server process has what it needs at hand. It is for keys that nobody else in
+// the process wants, since a session may lock a key twice.
 type rawLocker struct {
 	driver string
 	conns  []rawConn
 	turn   atomic.Uint64
+	of     sync.Map // from a key to its *rawConn
 }
 
 type rawConn struct {
@@ -251,7 +253,11 @@ type rawConn struct {
 }
 
 func (l *rawLocker) lock(ctx context.Context, key string) (func() error, error) {
-	c, id := &l.conns[l.turn.Add(1)%uint64(len(l.conns))], pglock.SHA256Key(key)
+	of, ok := l.of.Load(key)
+	if !ok {
+		of, _ = l.of.LoadOrStore(key, &l.conns[l.turn.Add(1)%uint64(len(l.conns))])
+	}
+	c, id := of.(*rawConn), pglock.SHA256Key(key)
 	if err := c.run(ctx, l.driver, "pg_advisory_lock", id); err != nil {
 		return nil, err
 	}
