@@ -100,14 +100,11 @@ func (b *bench) contended() (all []outcomes[contention], err error) {
 // twoProcesses measures two processes that do so at once.
 func (b *bench) twoProcesses() (_ []outcomes[[2]contention], err error) {
 	field := b.rivals()
-	workers := make([]*worker, 2*len(field)) // two of each, side by side
-	defer func() { err = errors.Join(err, stopWorkers(workers)) }()
-	for k := range workers {
-		c := field[k/2]
-		if workers[k], err = startWorker(c, b.place(c, b.contenders+1)); err != nil {
-			return nil, err
-		}
+	workers, err := b.startWorkers(field, 2, b.contenders+1)
+	if err != nil {
+		return nil, err
 	}
+	defer func() { err = errors.Join(err, stopWorkers(workers)) }()
 	return interleave(names(field), b.rounds, func(i int) (got [2]contention, err error) {
 		lasts := b.contendSlot
 		if field[i].turns {

@@ -15,13 +15,11 @@ const handoverKey = "handover"
 // microseconds, each of them.
 func (b *bench) handovers() (all []outcomes[[]float64], err error) {
 	field := without(b.field, func(c contestant) bool { return c.asks > b.longestWait })
-	holders := make([]*worker, len(field))
-	defer func() { err = errors.Join(err, stopWorkers(holders)) }()
-	for i, c := range field {
-		if holders[i], err = startWorker(c, b.place(c, pairConnections)); err != nil {
-			return nil, err
-		}
+	holders, err := b.startWorkers(field, 1, pairConnections)
+	if err != nil {
+		return nil, err
 	}
+	defer func() { err = errors.Join(err, stopWorkers(holders)) }()
 	err = b.onAll(field, pairConnections, func(es []*entrant) error {
 		spent := make([]time.Duration, len(field))
 		all, err = interleave(names(field), b.rounds, func(i int) (took []float64, err error) {

@@ -65,7 +65,8 @@ func (f *figures) page() string {
 		p.WriteString("\nredis-server was not there: redsync is left out.\n")
 	}
 
-	section("Uncontended", "One goroutine takes and gives back a lock that nobody else wants.")
+	section("Uncontended", "One goroutine takes and gives back a lock that nobody else wants. Each contestant\n"+
+		"has a process of its own here.")
 	t := newTable("", "a pair, µs", "±", "× raw SQL of its driver")
 	for _, s := range f.pairs {
 		t.row(s.name, number(median(s.rounds)), percent(spread(s.rounds)), times(ratio(s.rounds, find(f.pairs, b.floorOf(s.name)))))

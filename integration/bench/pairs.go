@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,33 +20,47 @@ import (
 // works with its default options.
 const pairConnections = 4
 
-// pairs measures an uncontended lock and unlock, in microseconds.
+// pairs measures an uncontended lock and unlock, in microseconds: each contestant
+// in a process of its own, since the idle threads of one keep the others awake.
 func (b *bench) pairs() (all []series, err error) {
-	err = b.onAll(b.field, pairConnections, func(es []*entrant) error {
-		who := names(b.field)
-		pgbenches, err := b.pgbenches()
-		if err != nil {
-			fmt.Fprintf(b.log, "without pgbench: %v\n", err)
+	workers, err := b.startWorkers(b.field, 1, pairConnections)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, stopWorkers(workers)) }()
+	who := names(b.field)
+	pgbenches, err := b.pgbenches()
+	if err != nil {
+		fmt.Fprintf(b.log, "without pgbench: %v\n", err)
+	}
+	for _, p := range pgbenches {
+		who = append(who, p.name())
+	}
+	return interleave(who, b.rounds, func(i int) (float64, error) {
+		if i >= len(workers) {
+			return pgbenches[i-len(workers)].run(b.pairSlot)
 		}
-		for _, p := range pgbenches {
-			who = append(who, p.name())
+		if err := workers[i].tell("pairs", int64(b.pairSlot)); err != nil {
+			return 0, err
 		}
-		all, err = interleave(who, b.rounds, func(i int) (float64, error) {
-			if i >= len(es) {
-				return pgbenches[i-len(es)].run(b.pairSlot)
-			}
-			n := 0
-			start := time.Now()
-			for ; n == 0 || time.Since(start) < b.pairSlot; n++ {
-				if err := es[i].pair("k"); err != nil {
-					return 0, err
-				}
-			}
-			return microseconds(time.Since(start)) / float64(n), nil
-		})
-		return err
+		var n int
+		var took time.Duration
+		if err := workers[i].answer(&n, (*int64)(&took)); err != nil {
+			return 0, err
+		}
+		return microseconds(took) / float64(n), nil
 	})
-	return all, err
+}
+
+// pairsFor locks and unlocks for a while, at least once.
+func pairsFor(e *entrant, lasts time.Duration) (n int, took time.Duration, err error) {
+	start := time.Now()
+	for ; n == 0 || time.Since(start) < lasts; n++ {
+		if err := e.pair("k"); err != nil {
+			return 0, 0, err
+		}
+	}
+	return n, time.Since(start), nil
 }
 
 // many measures goroutines that lock and unlock keys of their own, on so many

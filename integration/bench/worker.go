@@ -28,6 +28,7 @@ type order struct {
 //
 //	take                                    takes the key of handovers
 //	give                                    gives it back; answers with the time right before
+//	pairs <lasts>                           see pairs; answers with pairs and how long they took
 //	contend <start> <goroutines> <lasts>    see contend; answers with pairs and goroutines served
 //
 // Times are nanoseconds, the start's since 1970.
@@ -54,8 +55,8 @@ func work(encoded string, in io.Reader, out io.Writer) error {
 	var unlock func() error
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		var what string
-		var start, goroutines, lasts int64
-		fmt.Sscan(lines.Text(), &what, &start, &goroutines, &lasts)
+		var numbers [3]int64
+		fmt.Sscan(lines.Text(), &what, &numbers[0], &numbers[1], &numbers[2])
 		var answer string
 		switch what {
 		case "take":
@@ -63,7 +64,13 @@ func work(encoded string, in io.Reader, out io.Writer) error {
 		case "give":
 			answer = fmt.Sprint(time.Now().UnixNano())
 			err = unlock()
+		case "pairs":
+			var n int
+			var took time.Duration
+			n, took, err = pairsFor(e, time.Duration(numbers[0]))
+			answer = fmt.Sprint(n, int64(took))
 		case "contend":
+			start, goroutines, lasts := numbers[0], numbers[1], numbers[2]
 			time.Sleep(time.Until(time.Unix(0, start)))
 			var c contention
 			c, err = contend(field[at], e, contendedKey(start), int(goroutines), time.Duration(lasts))
@@ -119,6 +126,19 @@ func startWorker(c contestant, p place) (*worker, error) {
 	return w, nil
 }
 
+// startWorkers starts n processes for each contestant.
+func (b *bench) startWorkers(field []contestant, n, connections int) (ws []*worker, err error) {
+	for k := range n * len(field) {
+		c := field[k/n]
+		w, err := startWorker(c, b.place(c, connections))
+		if err != nil {
+			return nil, errors.Join(err, stopWorkers(ws))
+		}
+		ws = append(ws, w)
+	}
+	return ws, nil
+}
+
 func (w *worker) tell(command ...any) error {
 	_, err := fmt.Fprintln(w.in, command...)
 	return err
@@ -147,9 +167,7 @@ func stopWorkers(ws []*worker) error {
 	errs := make([]error, len(ws))
 	var wg sync.WaitGroup
 	for i, w := range ws {
-		if w != nil {
-			wg.Go(func() { errs[i] = w.stop() })
-		}
+		wg.Go(func() { errs[i] = w.stop() })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
