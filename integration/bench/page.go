@@ -66,7 +66,7 @@ func (f *figures) page() string {
 	}
 
 	section("Uncontended", "One goroutine takes and gives back a lock that nobody else wants. Each contestant\n"+
-		"has a process of its own here.")
+		"has processes of its own here, new ones in each round.")
 	t := newTable("", "a pair, µs", "±", "× raw SQL of its driver")
 	for _, s := range f.pairs {
 		t.row(s.name, number(median(s.rounds)), percent(spread(s.rounds)), times(ratio(s.rounds, find(f.pairs, b.floorOf(s.name)))))

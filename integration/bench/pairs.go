@@ -20,14 +20,14 @@ import (
 // works with its default options.
 const pairConnections = 4
 
+// pairProcesses is how many processes, one after the other, measure a pair in a
+// round: how a process and its server process lie on the processors may make half
+// of the time of a statement, and stays as it is while they live.
+const pairProcesses = 4
+
 // pairs measures an uncontended lock and unlock, in microseconds: each contestant
-// in a process of its own, since the idle threads of one keep the others awake.
-func (b *bench) pairs() (all []series, err error) {
-	workers, err := b.startWorkers(b.field, 1, pairConnections)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, stopWorkers(workers)) }()
+// in processes of its own, since the idle threads of one keep the others awake.
+func (b *bench) pairs() ([]series, error) {
 	who := names(b.field)
 	pgbenches, err := b.pgbenches()
 	if err != nil {
@@ -36,20 +36,37 @@ func (b *bench) pairs() (all []series, err error) {
 	for _, p := range pgbenches {
 		who = append(who, p.name())
 	}
-	return interleave(who, b.rounds, func(i int) (float64, error) {
-		if i >= len(workers) {
-			return pgbenches[i-len(workers)].run(b.pairSlot)
+	return interleave(who, b.rounds, func(i int) (us float64, err error) {
+		for range pairProcesses {
+			var one float64
+			if i < len(b.field) {
+				one, err = b.pair(b.field[i], b.pairSlot/pairProcesses)
+			} else {
+				one, err = pgbenches[i-len(b.field)].run(b.pairSlot / pairProcesses)
+			}
+			if err != nil {
+				return 0, err
+			}
+			us += one / pairProcesses
 		}
-		if err := workers[i].tell("pairs", int64(b.pairSlot)); err != nil {
-			return 0, err
-		}
-		var n int
-		var took time.Duration
-		if err := workers[i].answer(&n, (*int64)(&took)); err != nil {
-			return 0, err
-		}
-		return microseconds(took) / float64(n), nil
+		return us, nil
 	})
+}
+
+// pair measures a pair in a new process.
+func (b *bench) pair(c contestant, slot time.Duration) (us float64, err error) {
+	w, err := startWorker(c, b.place(c, pairConnections))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, w.stop()) }()
+	if err := w.tell("pairs", int64(slot)); err != nil {
+		return 0, err
+	}
+	var n int
+	var took time.Duration
+	err = w.answer(&n, (*int64)(&took))
+	return microseconds(took) / float64(n), err
 }
 
 // pairsFor locks and unlocks for a while, at least once.
