@@ -287,7 +287,8 @@ func (h *hold) endNow(why error) bool {
 		h.later.Stop()
 	}
 	h.m.stats.Held -= len(h.parts)
-	switch released := errors.Is(why, ports.ErrReleased); {
+	released := errors.Is(why, ports.ErrReleased)
+	switch {
 	case released && h.s != nil:
 		h.bound = time.AfterFunc(h.m.releaseBound(), h.s.Destroy)
 	case !released && h.carrier == nil:
@@ -303,7 +304,7 @@ func (h *hold) endNow(why error) bool {
 		h.rouseNow()
 	case h.s == nil:
 		h.m.giveUp(h)
-	case why != ports.ErrReleased: // otherwise, release decides who settles it
+	case !released: // otherwise, release decides who settles it
 		h.rouseNow()
 	}
 	return true
@@ -485,7 +486,7 @@ func (h *hold) getUp() bool {
 // takeOver reports whether a release may settle the hold in place of the keeper.
 // The caller holds Manager.mu.
 func (h *hold) takeOver() bool {
-	if h.resting == nil || h.heir != nil || !interruptible(h.s) {
+	if h.resting == nil || !interruptible(h.s) {
 		return false
 	}
 	h.resting()
@@ -707,7 +708,7 @@ func (h *hold) settle(watchErr error, here bool) (next *hold) {
 	case warm, why == nil && ex != nil: // its next user will come, or is there
 	case why == nil:
 		// Whoever releases waits for it, too: of the time that is left, half.
-		m.recycle(h.s, (m.releaseBound()-time.Since(h.ended))/2)
+		m.recycleWithin(h.s, (m.releaseBound()-time.Since(h.ended))/2)
 	default:
 		h.headStart()
 		m.destroy(h.s, why)
@@ -793,9 +794,11 @@ func (m *Manager) unlock(ctx context.Context, s ports.Session, id int64, mode po
 	return bounded(s, m.releaseBound(), func() (bool, error) { return s.Unlock(ctx, id, mode) })
 }
 
-// recycle gives a session that holds nothing back to the pool, if that takes no
-// longer than limit.
-func (m *Manager) recycle(s ports.Session, limit time.Duration) {
+// recycle gives a session that holds nothing back to the pool.
+func (m *Manager) recycle(s ports.Session) { m.recycleWithin(s, m.releaseBound()) }
+
+// recycleWithin is recycle with a bound of its own.
+func (m *Manager) recycleWithin(s ports.Session, limit time.Duration) {
 	recycled, _ := bounded(s, limit, func() (bool, error) { return s.Recycle(context.Background()), nil })
 	m.mu.Lock()
 	delete(m.pinned, s)

@@ -379,7 +379,7 @@ func (m *Manager) advance(q *queue) {
 
 // forget drops q if there is nothing to know of it. The caller holds m.mu.
 func (m *Manager) forget(q *queue) {
-	if q.head() == nil && len(q.holds) == 0 && q.contender == nil && !q.tenure.giving && q.tenure.freed.IsZero() && m.queues[q.id] == q {
+	if q.head() == nil && len(q.holds) == 0 && q.contender == nil && !q.tenure.mayGoOn() && m.queues[q.id] == q {
 		delete(m.queues, q.id)
 	}
 }
@@ -781,7 +781,7 @@ func (c *contender) sleep(d time.Duration) {
 // again if somebody still waits. It is the last thing that this goroutine does.
 func (c *contender) pause(s ports.Session, every time.Duration) {
 	m := c.m
-	m.recycle(s, m.releaseBound())
+	m.recycle(s)
 	m.mu.Lock()
 	m.freeSession()
 	m.mu.Unlock()
@@ -800,7 +800,7 @@ func (c *contender) pause(s ports.Session, every time.Duration) {
 // stop ends a contender that has nothing more to do.
 func (c *contender) stop(s ports.Session) {
 	if s != nil {
-		c.m.recycle(s, c.m.releaseBound())
+		c.m.recycle(s)
 	}
 	c.m.mu.Lock()
 	c.m.freeSession()

@@ -64,10 +64,9 @@ type tenure struct {
 	busy bool
 	// turns counts the rows since somebody else was seen to have the lock.
 	turns int
-	// giving: the lock is being given back. freed is when the server said that
-	// it was; zero if the row has ended then, or went on.
-	giving bool
-	freed  time.Time
+	// freed is when the server said that the lock was given back; zero before
+	// that, and if the row has ended then or went on.
+	freed time.Time
 }
 
 // ask is a contender's wish to have its lock asked for on a shared session.
@@ -104,11 +103,11 @@ type round struct {
 // give is a lock to be given back, or one that the manager keeps when one of its
 // holds has ended; that hold needs the server's word that it was there.
 type give struct {
-	q      *queue
-	unlock ports.Unlock
-	kept   bool
-	h      *hold // has ended with it; nil if it was nobody's
-	at     time.Time
+	q    *queue
+	mode ports.Mode
+	kept bool
+	h    *hold // has ended with it; nil if it was nobody's
+	at   time.Time
 }
 
 // carrier is one shared session, with a goroutine of its own while it has
@@ -233,6 +232,10 @@ func (m *Manager) grant(q *queue, w *waiter, g ports.Grant) {
 // Manager.mu.
 func (t *tenure) over() bool { return t.busy && !t.since.IsZero() && time.Since(t.since) >= slice }
 
+// mayGoOn reports whether the row may go on without a hold of the lock now. The
+// caller holds Manager.mu.
+func (t *tenure) mayGoOn() bool { return t.root == nil && !t.since.IsZero() }
+
 // passes reports whether the lock of q, which the manager has without a hold,
 // goes to the first waiter without being given back. The caller holds m.mu.
 func (m *Manager) passes(q *queue) bool {
@@ -257,11 +260,11 @@ func (m *Manager) settleQueue(q *queue, h *hold) {
 		// So that nobody has to wait for the server's word, it is asked for early.
 		h = nil
 	}
-	c.gives = append(c.gives, give{q, ports.Unlock{ID: q.id, Mode: t.mode}, kept, h, now})
+	c.gives = append(c.gives, give{q, t.mode, kept, h, now})
 	c.hasten(m.releaseBound())
 	c.start()
 	if !kept {
-		t.root, t.giving = nil, true
+		t.root = nil
 	}
 }
 
@@ -272,7 +275,6 @@ func (c *carrier) given(g give, err error) {
 		return
 	}
 	t := &g.q.tenure
-	t.giving = false
 	if !t.busy {
 		t.since = time.Time{}
 		c.m.forget(g.q)
@@ -732,7 +734,7 @@ type batch struct {
 func (b batch) unlocks() (us []ports.Unlock) {
 	for _, g := range b.gives {
 		if !g.kept {
-			us = append(us, g.unlock)
+			us = append(us, ports.Unlock{ID: g.q.id, Mode: g.mode})
 		}
 	}
 	return us

@@ -105,7 +105,7 @@ func (m *Manager) prove(ctx context.Context) (err error) {
 			switch {
 			case s == nil:
 			case err == nil:
-				m.recycle(s, m.releaseBound())
+				m.recycle(s)
 			default:
 				m.destroy(s, err)
 			}
@@ -142,7 +142,7 @@ func (m *Manager) openForProof(ctx context.Context) (ports.Session, error) {
 	switch {
 	case m.openCtx.Err() != nil:
 		if err == nil {
-			m.recycle(s, m.releaseBound())
+			m.recycle(s)
 		}
 		return nil, ports.ErrClosed
 	case err != nil && ctx.Err() != nil:

@@ -100,7 +100,7 @@ func (m *Manager) coolDown() {
 		}
 		s := m.spares[0].s
 		m.spares = slices.Delete(m.spares, 0, 1)
-		m.start(func() { m.recycle(s, m.releaseBound()) })
+		m.start(func() { m.recycle(s) })
 	}
 	if m.cooling != nil {
 		m.cooling.Stop()
