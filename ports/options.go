@@ -26,7 +26,11 @@ type AcquireOptions struct {
 // NewAcquireOptions applies opts, in order, to the defaults: no timeout,
 // exclusive, waiting at the server. A nil option is passed over.
 func NewAcquireOptions(opts ...AcquireOption) AcquireOptions {
-	o := AcquireOptions{Timeout: -1}
+	defaults := AcquireOptions{Timeout: -1}
+	if len(opts) == 0 {
+		return defaults
+	}
+	o := defaults // on the heap, for the options to write to
 	for _, opt := range opts {
 		if opt != nil {
 			opt(&o)

@@ -236,8 +236,8 @@ type BatchAnswer struct {
 // Exchanger is an optional interface of a Session that can give a lock back and
 // try another one in one round trip.
 type Exchanger interface {
-	// Exchange is Unlock of an ID, and Lock of another one, without a wait. An
-	// error leaves open what the session holds.
+	// Exchange is Unlock of an ID and, if it was held, Lock of another one,
+	// without a wait. An error leaves open what the session holds.
 	Exchange(ctx context.Context, id int64, mode Mode, next LockRequest) (held bool, g Grant, err error)
 }
 

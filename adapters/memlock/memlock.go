@@ -559,7 +559,7 @@ func (s *session) Lock(_ context.Context, r ports.LockRequest) (g ports.Grant, e
 // Exchange implements ports.Exchanger.
 func (s *session) Exchange(_ context.Context, id int64, mode ports.Mode, r ports.LockRequest) (held bool, g ports.Grant, err error) {
 	err = s.command("exchange", r.ID, func() error {
-		if held, err = s.unlock(id, mode); err != nil {
+		if held, err = s.unlock(id, mode); err != nil || !held {
 			return err
 		}
 		g, err = s.fenced(r)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +33,11 @@ const nameAge = 500 * time.Millisecond
 // and stop a watch takes some calls of the operating system, too many for a hold
 // of a moment.
 const watchAfter = 10 * time.Millisecond
+
+// prepareAfter is how many statements about one lock a session is asked before they
+// are prepared. To prepare one costs a round trip, and to forget it another; and to
+// plan it again each time costs the server about a tenth of one.
+const prepareAfter = 20
 
 // instead says what to do where session locks are unsafe.
 const instead = "use session pooling, a direct connection, or transaction locks (sqllock.AcquireTx)"
@@ -228,8 +234,9 @@ type session struct {
 	locks map[int64]ports.Mode // what Lock and Batch have granted and not taken back
 	pid   int                  // the server process; 0 before its first answer
 	// prepared has what queryOften was asked, as a prepared statement from the
-	// second time on.
+	// second time on; asked is how often queryLock was.
 	prepared map[string]*sql.Stmt
+	asked    int
 	// before has the settings that Lock has changed, as a JSON object; empty
 	// if there are none.
 	before string
@@ -287,8 +294,8 @@ func (s *session) query(ctx context.Context, statement string, args []any, dest 
 }
 
 // queryOften is query, with arguments that are not bound yet, for a statement
-// that takes the server longer to plan than to run, and that comes again. From
-// the second time on it is prepared, which a pinned connection may do whatever
+// that takes the server longer to plan than to run, or that comes again and again.
+// From the second time on it is prepared, which a pinned connection may do whatever
 // its driver does by itself.
 func (s *session) queryOften(ctx context.Context, statement string, args []any, dest ...any) error {
 	prepared, again := s.prepared[statement]
@@ -297,8 +304,7 @@ func (s *session) queryOften(ctx context.Context, statement string, args []any, 
 			s.prepared = make(map[string]*sql.Stmt)
 		}
 		s.prepared[statement] = nil
-		statement, args = s.pool.form.bind(statement, args...)
-		return s.query(ctx, statement, args, dest...)
+		return s.queryUnbound(ctx, statement, args, dest...)
 	}
 	if prepared == nil {
 		text, _ := (asArguments | s.pool.form).bind(statement)
@@ -309,6 +315,31 @@ func (s *session) queryOften(ctx context.Context, statement string, args []any, 
 		s.prepared[statement] = prepared
 	}
 	return s.failed(prepared.QueryRowContext(ctx, args...).Scan(dest...))
+}
+
+// queryUnbound is query, with arguments that are not bound yet.
+func (s *session) queryUnbound(ctx context.Context, statement string, args []any, dest ...any) error {
+	statement, args = s.pool.form.bind(statement, args...)
+	return s.query(ctx, statement, args, dest...)
+}
+
+// queryLock is queryUnbound for a statement about one lock, of which a session may be
+// asked very many. A driver that takes arguments prepares it by itself.
+func (s *session) queryLock(ctx context.Context, statement string, args []any, dest ...any) error {
+	if s.asked++; s.asked > prepareAfter && s.pool.form&asArguments == 0 {
+		return s.queryOften(ctx, statement, args, dest...)
+	}
+	return s.queryUnbound(ctx, statement, args, dest...)
+}
+
+// queryWait is query, with arguments that are not bound yet, for a statement that
+// will mostly fail, when its time is up.
+func (s *session) queryWait(ctx context.Context, statement string, args []any, dest ...any) error {
+	statement, args = s.pool.form.bind(statement, args...)
+	if u := s.pool.driver.Unprepared; u != nil {
+		args = slices.Insert(args, 0, u)
+	}
+	return s.query(ctx, statement, args, dest...)
 }
 
 // failed says what the error of a statement means, and keeps it in mind.
@@ -359,10 +390,6 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	if state == arriving {
 		args = append(args, holderName(r.HolderID))
 	}
-	statement, args := s.pool.form.bind(lockStatement(r, state), args...)
-	if u := s.pool.driver.Unprepared; u != nil && r.Wait > 0 {
-		args = slices.Insert(args, 0, u)
-	}
 	var answer struct {
 		pid                      int
 		granted                  sql.NullBool // null in recovery
@@ -379,7 +406,11 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	doubted := s.doubt
 	s.doubt = true // until the answer says what the session holds
 	sent := time.Now()
-	err = s.query(ctx, statement, args, dest...)
+	if statement := lockStatement(r, state); r.Wait > 0 {
+		err = s.queryWait(ctx, statement, args, dest...)
+	} else {
+		err = s.queryLock(ctx, statement, args, dest...)
+	}
 	if waitEnded(err) {
 		early := sqlState(err) != lockTimeout || time.Since(sent) < min(r.Wait/2, shortWait)
 		if err := s.clear(ctx, r); err != nil {
@@ -458,24 +489,23 @@ func (s *session) Batch(ctx context.Context, b ports.Batch) (ports.BatchAnswer, 
 	}
 	defer end()
 
-	lists, fenced := listsOf(b)
-	arrives := b.Liveness > 0 && s.before == ""
-	var args, dest []any
-	for i := range fenced.lists() {
-		args, dest = append(args, lists[i]), append(dest, &lists[i])
-	}
+	order, arrives := orderOf(b), b.Liveness > 0 && s.before == ""
+	statement, plain := batchStatement(fencingOf(b), arrives, b.Liveness)
+	args := order.args()
 	if arrives {
 		args = append(args, holderName(b.HolderID))
 	}
 	var pid, room int
-	var database string
-	var recovering bool
+	var database, answers string
 	var token int64
 	var before, ignore sql.NullString
 	doubted := s.doubt
 	s.doubt = true // until the answer says what the session holds
-	err = s.queryOften(ctx, batchStatement(fenced, arrives, b.Liveness), args,
-		append(append([]any{&pid, &database, &recovering}, dest...), &token, &room, &before, &ignore)...)
+	dest := []any{&pid, &database, &answers}
+	if !plain {
+		dest = append(dest, &token, &room, &before, &ignore)
+	}
+	err = s.queryOften(ctx, statement, args, dest...)
 	switch {
 	case err == nil && ctx.Err() != nil: // see Lock
 		err = context.Cause(ctx)
@@ -488,12 +518,12 @@ func (s *session) Batch(ctx context.Context, b ports.Batch) (ports.BatchAnswer, 
 	if before.Valid {
 		s.before, s.liveness = before.String, b.Liveness
 	}
-	if recovering {
+	if strings.Contains(answers, "NULL") {
 		return ports.BatchAnswer{}, errRecovery
 	}
-	a, ok := answersTo(b, lists)
+	a, ok := order.answers(b, answers)
 	if !ok {
-		return ports.BatchAnswer{}, fmt.Errorf("the server answered %q to %d unlocks and %d tries", lists, len(b.Unlocks), len(b.Tries))
+		return ports.BatchAnswer{}, fmt.Errorf("the server answered %q to %d unlocks and %d tries", answers, len(b.Unlocks), len(b.Tries))
 	}
 	s.doubt = doubted
 	a.PID, a.Database, a.Token, a.LockTable = pid, database, ports.Token(token), room
@@ -524,8 +554,7 @@ func (s *session) Unlock(ctx context.Context, id int64, mode ports.Mode) (bool, 
 		template += thenAll
 		dest = append(dest, new(any)) // it is void
 	}
-	statement, args := s.pool.form.bind(template, id)
-	if err := s.query(ctx, statement, args, dest...); err != nil {
+	if err := s.queryLock(ctx, template, []any{id}, dest...); err != nil {
 		s.doubt = true
 		return false, err
 	}
@@ -547,23 +576,24 @@ func (s *session) Exchange(ctx context.Context, id int64, mode ports.Mode, r por
 	s.doubt = true // until the answer says what the session holds
 	delete(s.locks, id)
 	state, sent := s.tenancy(r), time.Now()
-	var held bool
-	var pid int
-	var granted sql.NullBool // null in recovery
-	dest := append(make([]any, 0, 4), &held, &pid, &granted)
+	var answer int64
+	dest := append(make([]any, 0, 2), &answer)
 	if state == renewing {
 		dest = append(dest, new(string))
 	}
-	statement, args := s.pool.form.bind(exchangeStatement(mode, r, state), id, r.ID)
-	if err := s.query(ctx, statement, args, dest...); err != nil {
+	if err := s.queryLock(ctx, exchangeStatement(mode, r, state), []any{id, r.ID}, dest...); err != nil {
 		return false, ports.Grant{}, err
 	}
-	if err := s.samePID(pid); err != nil {
+	pid, outcome := answer>>2, answer&3
+	if err := s.samePID(int(pid)); err != nil {
 		return false, ports.Grant{}, err
 	}
 	s.doubt = false
-	grant, err := s.answered(r, state, sent, granted)
-	return held, grant, err
+	if outcome == notHeld {
+		return false, ports.Grant{}, nil
+	}
+	grant, err := s.answered(r, state, sent, sql.NullBool{Valid: outcome != inRecovery, Bool: outcome == exchanged})
+	return true, grant, err
 }
 
 // Check implements ports.Session.

@@ -77,13 +77,17 @@ const (
 // its lock from then on; if it is in vain, the statement fails, and takes the
 // settings with it.
 func lockStatement(r ports.LockRequest, t tenancy) string {
+	if !r.Fencing && (t == passing || t == settled) { // the plain case has to be short
+		const plain = `SELECT pg_backend_pid(), `
+		if r.Wait > 0 {
+			return exclusiveOr(r.Mode, plain+waitExclusive, plain+waitShared)
+		}
+		return exclusiveOr(r.Mode, plain+tryExclusive, plain+tryShared)
+	}
 	const pid, within = `SELECT pg_backend_pid() AS pid, `, ` OFFSET 0) AS q`
 	lock := exclusiveOr(r.Mode, tryExclusive, tryShared)
 	if r.Wait > 0 {
 		lock = exclusiveOr(r.Mode, waitExclusive, waitShared)
-	}
-	if !r.Fencing && (t == passing || t == settled) {
-		return `SELECT pg_backend_pid(), ` + lock // the plain case has to be short
 	}
 	lock += ` AS granted`
 	token := ""
@@ -109,36 +113,43 @@ func lockStatement(r ports.LockRequest, t tenancy) string {
 	return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
 }
 
-// A statement for a batch is built in the same way. Its arguments are lists of
-// IDs, of which each is of one mode: $1 and $2 to unlock, $3 and $4 to try, and, in
-// one that is fenced, $5 and $6 to try for a token. It answers each list with one
-// of booleans, in order.
+// The statement of a batch has all its IDs in one list, $1, by what is done about
+// them: see task. $2 to $6 are the ends of the tasks in that list. It goes through
+// the list in order, so the tries come after the unlocks: an ID may be in both. A try
+// of a server in recovery has null as its answer, as above.
 //
-//  1. As above, and the unlocks.
-//  2. The tries. They look at the answers of 1, so that they come after it: an ID
-//     may be in both.
-//  3. The fencing token, when all locks are taken: the transaction's number is
-//     drawn when it is first asked for, and a lock that was taken after that
-//     may have had a holder meanwhile whose number is greater.
-var (
-	batchUnlocks = `pg_backend_pid() AS pid, current_database()::text AS database, pg_is_in_recovery() AS recovering` +
-		batchColumn(`pg_advisory_unlock`, `$1`, ``, `unlocked`) + batchColumn(`pg_advisory_unlock_shared`, `$2`, ``, `unlocked_shared`)
-	batchTries       = batchColumn(`pg_try_advisory_lock`, `$3`, batchMayTry, `tried`) + batchColumn(`pg_try_advisory_lock_shared`, `$4`, batchMayTry, `tried_shared`)
-	batchFencedTries = batchColumn(`pg_try_advisory_lock`, `$5`, batchMayTry, `fenced`) + batchColumn(`pg_try_advisory_lock_shared`, `$6`, batchMayTry, `fenced_shared`)
-)
-
+// The answer is the server process, the database, and a list of booleans. If there
+// is more to do than that, selects stand around it, as above, and the answer goes on
+// with the token, the size of the lock table, the settings as they were, and
+// something that says nothing. The token comes when all locks are taken: the
+// transaction's number is drawn when it is first asked for, and a lock that was taken
+// after that may have had a holder meanwhile whose number is greater.
 const (
-	batchMayTry = ` WHERE NOT recovering AND unlocked || unlocked_shared <> ''`
+	batchAnswers = `SELECT pg_backend_pid() AS pid, current_database()::text AS database, ARRAY(SELECT` +
+		` CASE WHEN n <= $2::bigint THEN pg_advisory_unlock(id) WHEN n <= $3::bigint THEN pg_advisory_unlock_shared(id)` +
+		` WHEN pg_is_in_recovery() THEN NULL` +
+		` WHEN n <= $4::bigint THEN pg_try_advisory_lock(id) WHEN n <= $5::bigint THEN pg_try_advisory_lock_shared(id)` +
+		` WHEN n <= $6::bigint THEN pg_try_advisory_lock(id) ELSE pg_try_advisory_lock_shared(id) END` +
+		` FROM unnest($1::text::bigint[]) WITH ORDINALITY AS u (id, n))`
+	batchGranted       = `true = ANY (answers[$3::int + 1:])`
+	batchFencedGranted = `true = ANY (answers[$5::int + 1:])`
 
 	// lockTable is how many locks the server has room for, at the least.
 	lockTable = `current_setting('max_locks_per_transaction')::bigint * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)`
 )
 
-// batchColumn is one more column of a batch: what a function answers to each ID of
-// a list.
-func batchColumn(function, list, where, name string) string {
-	return `, ARRAY(SELECT ` + function + `(id) FROM unnest(` + list + `::text::bigint[]) AS u (id)` + where + `)::text AS ` + name
-}
+// task is what a batch does about an ID.
+type task int
+
+const (
+	toUnlock task = iota
+	toUnlockShared
+	toTry
+	toTryShared
+	toTryFenced
+	toTryFencedShared
+	tasks // how many there are
+)
 
 // fencing says whether a batch draws a token.
 type fencing int
@@ -149,63 +160,92 @@ const (
 	fencedAtAll         // anyway
 )
 
-// settledBatch has the statements of batches by what they draw.
-var settledBatch = [...]string{
-	unfenced:    newBatch(unfenced, false, 0),
-	onGrant:     newBatch(onGrant, false, 0),
-	fencedAtAll: newBatch(fencedAtAll, false, 0),
-}
-
-// batchStatement is the statement of a batch. If the session is arriving, its
-// last argument is the holder's name.
-func batchStatement(f fencing, arrives bool, liveness time.Duration) string {
-	if !arrives {
-		return settledBatch[f]
+// batchStatement is the statement of a batch. It is plain, and answers with no more
+// than the booleans, if it draws no token and the session is not arriving. If that
+// is, its last argument is the holder's name.
+func batchStatement(f fencing, arrives bool, liveness time.Duration) (statement string, plain bool) {
+	if f == unfenced && !arrives {
+		return batchAnswers + `::text`, true
 	}
-	return newBatch(f, arrives, liveness)
-}
-
-func newBatch(f fencing, arrives bool, liveness time.Duration) string {
-	unlocked := `pid, database, recovering, unlocked, unlocked_shared`
-	tries, tried := batchTries, unlocked+`, tried, tried_shared`
-	granted := `strpos(tried || tried_shared, 't') > 0`
 	token, before, arrival, room := `0::bigint`, `NULL::text`, `NULL::text`, `0::bigint`
-	if f > unfenced {
-		tries, tried = tries+batchFencedTries, tried+`, fenced, fenced_shared`
-		granted = `strpos(tried || tried_shared || fenced || fenced_shared, 't') > 0`
-		token = `CASE WHEN strpos(fenced || fenced_shared, 't') = 0` + tokenThen
-	}
-	if f == fencedAtAll {
+	switch f {
+	case onGrant:
+		token = `CASE WHEN NOT ` + batchFencedGranted + tokenThen
+	case fencedAtAll:
 		token = `CASE WHEN false` + tokenThen
 	}
 	if arrives {
-		set, was := holderSettings(liveness, f.lists()+1)
-		before, arrival, room = `CASE WHEN `+granted+` THEN `+was+` END`, `CASE WHEN before IS NOT NULL THEN `+set+` END`, lockTable
+		set, was := holderSettings(liveness, int(tasks)+1)
+		before, arrival, room = `CASE WHEN `+batchGranted+` THEN `+was+` END`, `CASE WHEN before IS NOT NULL THEN `+set+` END`, lockTable
 	}
-	return `SELECT ` + tried + `, token, ` + room + `, before, ` + arrival +
-		` FROM (SELECT ` + tried + `, ` + token + ` AS token, ` + before + ` AS before` +
-		` FROM (SELECT ` + unlocked + tries +
-		` FROM (SELECT ` + batchUnlocks + ` OFFSET 0) AS a OFFSET 0) AS b OFFSET 0) AS c`
+	return `SELECT pid, database, answers::text, token, ` + room + `, before, ` + arrival +
+		` FROM (SELECT pid, database, answers, ` + token + ` AS token, ` + before + ` AS before` +
+		` FROM (` + batchAnswers + ` AS answers OFFSET 0) AS a OFFSET 0) AS b`, false
 }
 
-// lists is how many lists of IDs a batch has.
-func (f fencing) lists() int {
-	if f == unfenced {
-		return 4
-	}
-	return 6
+// order is how a batch travels: its IDs by task, and where each task ends.
+type order struct {
+	ids  []int64
+	ends [tasks]int
 }
 
-// batchLists has a list for each of the statement's: of IDs, or of answers.
-type batchLists [6]string
+func unlockTask(u ports.Unlock) task { return exclusiveOr(u.Mode, toUnlock, toUnlockShared) }
 
-// listsOf are the lists of IDs of a batch, and what it is to draw.
-func listsOf(b ports.Batch) (lists batchLists, f fencing) {
-	var ids [len(lists)][]int64
+// tryTask is for a try of a lock that is not held.
+func tryTask(t ports.Try) task {
+	if t.Fencing {
+		return exclusiveOr(t.Mode, toTryFenced, toTryFencedShared)
+	}
+	return exclusiveOr(t.Mode, toTry, toTryShared)
+}
+
+// orderOf puts a batch into order.
+func orderOf(b ports.Batch) (o order) {
 	for _, u := range b.Unlocks {
-		i := exclusiveOr(u.Mode, 0, 1)
-		ids[i] = append(ids[i], u.ID)
+		o.ends[unlockTask(u)]++
 	}
+	for _, t := range b.Tries {
+		if !t.Held {
+			o.ends[tryTask(t)]++
+		}
+	}
+	for t := range tasks - 1 {
+		o.ends[t+1] += o.ends[t]
+	}
+	o.ids = make([]int64, o.ends[tasks-1])
+	place := o.places()
+	for _, u := range b.Unlocks {
+		o.ids[place(unlockTask(u))] = u.ID
+	}
+	for _, t := range b.Tries {
+		if !t.Held {
+			o.ids[place(tryTask(t))] = t.ID
+		}
+	}
+	return o
+}
+
+// places returns a function that gives the next place of a task.
+func (o *order) places() func(task) int {
+	var next [tasks]int
+	copy(next[1:], o.ends[:])
+	return func(t task) int {
+		next[t]++
+		return next[t] - 1
+	}
+}
+
+// args are the statement's.
+func (o *order) args() []any {
+	args := []any{idArray(o.ids)}
+	for _, end := range o.ends[:tasks-1] {
+		args = append(args, int64(end))
+	}
+	return args
+}
+
+// fencingOf says what a batch is to draw.
+func fencingOf(b ports.Batch) (f fencing) {
 	for _, t := range b.Tries {
 		switch {
 		case t.Held && t.Fencing:
@@ -213,59 +253,54 @@ func listsOf(b ports.Batch) (lists batchLists, f fencing) {
 		case t.Fencing:
 			f = max(f, onGrant)
 		}
-		if !t.Held {
-			i := listOf(t)
-			ids[i] = append(ids[i], t.ID)
-		}
 	}
-	for i := range ids {
-		lists[i] = idArray(ids[i])
-	}
-	return lists, f
+	return f
 }
 
-// listOf is the list that a try is in.
-func listOf(t ports.Try) int {
-	if t.Fencing {
-		return exclusiveOr(t.Mode, 4, 5)
-	}
-	return exclusiveOr(t.Mode, 2, 3)
-}
-
-// answersTo reads the server's lists of booleans for a batch; an answer for what
-// was not asked is yes. It returns false if one of them is not as long as its list
-// of IDs.
-func answersTo(b ports.Batch, lists batchLists) (a ports.BatchAnswer, ok bool) {
-	for i := range lists {
-		lists[i] = strings.Trim(lists[i], "{}")
-	}
-	ok = true
-	next := func(i int) bool {
-		answer, rest, _ := strings.Cut(lists[i], ",")
-		ok = ok && (answer == "t" || answer == "f")
-		lists[i] = rest
-		return answer == "t"
+// answers reads the server's list of booleans for a batch in this order; an answer
+// for what was not asked is yes. It returns false if that is not one boolean for each
+// ID.
+func (o *order) answers(b ports.Batch, list string) (a ports.BatchAnswer, ok bool) {
+	// Each has one letter, with a brace or a comma on both sides.
+	ok = len(list) == max(2*len(o.ids)+1, 2) && list[0] == '{' && list[len(list)-1] == '}'
+	place := o.places()
+	next := func(t task) bool {
+		i := 2*place(t) + 1
+		ok = ok && (list[i] == 't' || list[i] == 'f') && (list[i+1] == ',' || list[i+1] == '}')
+		return ok && list[i] == 't'
 	}
 	a.Unlocked, a.Granted = make([]bool, len(b.Unlocks)), make([]bool, len(b.Tries))
 	for i, u := range b.Unlocks {
-		a.Unlocked[i] = next(exclusiveOr(u.Mode, 0, 1))
+		a.Unlocked[i] = next(unlockTask(u))
 	}
 	for i, t := range b.Tries {
-		a.Granted[i] = t.Held || next(listOf(t))
+		a.Granted[i] = t.Held || next(tryTask(t))
 	}
-	return a, ok && lists == batchLists{}
+	return a, ok
 }
 
-// What takes the lock $2, as tryExclusive and tryShared take $1.
-var (
-	thenTryExclusive = strings.ReplaceAll(tryExclusive, `$1`, `$2`)
-	thenTryShared    = strings.ReplaceAll(tryShared, `$1`, `$2`)
+// What has become of an exchange, in the lowest two bits of its answer.
+const (
+	notHeld    = iota // the first lock was not there, and the second was not tried
+	inRecovery        // nor was it here
+	refused
+	exchanged
 )
 
-// exchangeStatement gives the lock $1 back and tries $2. It answers with whether
-// the first was held, and then as lockStatement does without fencing.
+// exchangeStatement gives the lock $1 back and then tries $2. It answers with one
+// number, since each column of an answer takes some time on its way: the server
+// process, and what has become of the two.
 func exchangeStatement(mode ports.Mode, next ports.LockRequest, t tenancy) string {
-	statement := exclusiveOr(mode, unlockExclusive, unlockShared) + `, pg_backend_pid(), ` + exclusiveOr(next.Mode, thenTryExclusive, thenTryShared)
+	const (
+		unlock      = `SELECT pg_backend_pid()::bigint << 2 | CASE WHEN NOT pg_advisory_unlock($1::bigint)`
+		unlockShare = `SELECT pg_backend_pid()::bigint << 2 | CASE WHEN NOT pg_advisory_unlock_shared($1::bigint)`
+		orRecovery  = ` THEN 0 WHEN pg_is_in_recovery() THEN 1`
+		toExclusive = orRecovery + ` WHEN NOT pg_try_advisory_lock($2::bigint) THEN 2 ELSE 3 END`
+		toShared    = orRecovery + ` WHEN NOT pg_try_advisory_lock_shared($2::bigint) THEN 2 ELSE 3 END`
+	)
+	statement := exclusiveOr(mode,
+		exclusiveOr(next.Mode, unlock+toExclusive, unlock+toShared),
+		exclusiveOr(next.Mode, unlockShare+toExclusive, unlockShare+toShared))
 	if t == renewing {
 		statement += `, ` + renewName
 	}
@@ -430,7 +465,7 @@ func (f form) bind(statement string, args ...any) (string, []any) {
 
 // idArray writes ids as the text of a bigint[].
 func idArray(ids []int64) string {
-	b := []byte{'{'}
+	b := append(make([]byte, 0, 21*len(ids)+2), '{')
 	for i, id := range ids {
 		if i > 0 {
 			b = append(b, ',')

@@ -341,6 +341,11 @@ var poolLaws = []law[Pool]{
 				}
 				p.heldBy(t, testID, from)
 				p.unlock(t, rival, next.ID, ports.Exclusive)
+				// The one is not there to be given back: then the other is not taken.
+				if held, got, err := ex.Exchange(bg, testID, from, next); err != nil || held || got.Granted {
+					t.Fatal(held, got, err)
+				}
+				p.heldBy(t, next.ID, to)
 				if _, err := s.Check(bg, true); err != nil {
 					t.Error(err)
 				}
