@@ -110,15 +110,15 @@ func TestAllocationsStayWithinTheirLimits(t *testing.T) {
 		do        func(m *pglock.Manager)
 		allocs    float64
 	}{
-		{"acquire and release", func(m *pglock.Manager) { acquireAndRelease(t, m, "k") }, 48},
+		{"acquire and release", func(m *pglock.Manager) { acquireAndRelease(t, m, "k") }, 25},
 		{"acquire and release with a bound", func(m *pglock.Manager) {
 			acquireAndRelease(t, m, "k", ports.WithTimeout(window))
-		}, 52},
+		}, 30},
 		{"try what is held", func(m *pglock.Manager) {
 			if _, got, err := m.TryAcquire(bg, "held"); got || err != nil {
 				t.Fatal(got, err)
 			}
-		}, 8},
+		}, 6},
 	} {
 		t.Run(limit.operation, func(t *testing.T) {
 			m := benchmarked(t)

@@ -13,7 +13,7 @@ import (
 type exchange struct {
 	c *contender
 	s ports.Exchanger
-	a *attempt
+	a attempt
 }
 
 // exchange takes the contender out of the line that can go on with the session
@@ -38,12 +38,12 @@ func (h *hold) exchange() *exchange {
 	m.pending.Remove(c.pending)
 	c.pending, c.starved = nil, false
 	m.running++ // m.pinned stays as it is; Close must not end a release
-	return &exchange{c: c, s: s, a: &attempt{turn: turn{w: w, poll: c.q.polling()}}}
+	return &exchange{c: c, s: s, a: attempt{turn: turn{w: w, poll: c.q.polling()}}}
 }
 
 // ask sends the statement. The answer to the try is kept for goOn.
 func (ex *exchange) ask(info ports.LockInfo) (held bool, err error) {
-	a := ex.a
+	a := &ex.a
 	a.sent, a.req = time.Now(), ex.c.m.request(ex.c.q.id, a.w.opts, 0)
 	held, a.grant, a.err = ex.s.Exchange(context.Background(), info.ID, info.Mode, a.req)
 	return held, a.err
@@ -53,9 +53,8 @@ func (ex *exchange) ask(info ports.LockInfo) (held bool, err error) {
 // hold that the caller has to keep, unless that is young.
 func (ex *exchange) goOn(s ports.Session, young bool) *hold {
 	if ex.a.grant.Granted {
-		switch next := ex.c.deliver(s, ex.a, young); {
+		switch next := ex.c.deliver(s, &ex.a, young); {
 		case next != nil && young:
-			next.keepSoon()
 			return nil
 		case next != nil:
 			return next
@@ -65,7 +64,7 @@ func (ex *exchange) goOn(s ports.Session, young bool) *hold {
 	m.mu.Lock()
 	m.pinned[s] = false
 	m.mu.Unlock()
-	go ex.c.contend(s, ex.a)
+	go ex.c.contend(s, &ex.a)
 	return nil
 }
 

@@ -49,23 +49,22 @@ type hold struct {
 	*upkeep
 	// carrier is set if others' locks are on the session of this hold.
 	carrier *carrier
-	// info is the first of the hold's locks.
-	info ports.LockInfo
 	// atLeast is how long the hold lasts, however soon it is released.
 	atLeast time.Duration
-	// done is closed when the hold ends for its owner; finished when the
-	// server's side of it is settled, too.
-	done, finished chan struct{}
-	// settled is what a release found; it is set before finished is closed.
+	// settled is what a release found; it is set before finished is given.
 	settled error
 
 	// guarded by Manager.mu:
-	parts     []part         // its locks: one, or those of a LockSet
-	contended bool           // someone else was in the way of the newest of them
-	err       error          // why the hold ended; nil while it is held
-	ended     time.Time      // when it did
-	told      []*func(error) // what has asked to be told
-	later     *time.Timer    // ends a hold that was released before its time
+	// done is given when the hold ends for its owner; finished when the server's
+	// side of it is settled, too.
+	done, finished signal
+	parts          []part         // its locks: one, or those of a LockSet
+	first          [1]part        // where the only one of them is, or was before others came
+	contended      bool           // someone else was in the way of the newest of them
+	err            error          // why the hold ended; nil while it is held
+	ended          time.Time      // when it did
+	told           []*func(error) // what has asked to be told
+	later          *time.Timer    // ends a hold that was released before its time
 	// of a hold on shared sessions: how many of its locks are not settled yet
 	// after its end, and who waits for its next lock, in which queue.
 	unsettled int
@@ -77,7 +76,6 @@ type hold struct {
 
 // upkeep is what there is to know of a hold with a session.
 type upkeep struct {
-	loans chan loan
 	// asked and granted are when the server was asked for the lock and when it
 	// had granted it, to this hold or to the first of those that have passed it
 	// on in memory since; passes counts those.
@@ -98,10 +96,12 @@ type upkeep struct {
 	kept bool // the hold has its keeper, or is settled without one
 	// resting is set while the keeper only waits; it calls the watch and the
 	// watchdog off. taken: a release settles the hold in the keeper's place. wake
-	// tells the keeper that the hold has ended; nil before its first rest.
+	// tells the keeper that the hold has ended; nil before its first rest. Loans
+	// are asked of it by loans; nil before that, or the first of them.
 	resting func()
 	taken   bool
 	wake    chan struct{}
+	loans   chan loan
 	heir    *hold       // has got the lock and the session
 	last    bool        // the hold is being settled, so nobody gets them any more
 	bound   *time.Timer // ends the session if a release takes too long
@@ -124,6 +124,30 @@ type loan struct {
 	granted chan bool // false if the session is over
 	back    chan bool // whether the session is still to be trusted
 	settled chan struct{}
+}
+
+// signal is given once. It has a channel, closed when it is given, as soon as
+// somebody asks for one: for most holds nobody does. It is guarded by Manager.mu.
+type signal struct {
+	given bool
+	c     chan struct{}
+}
+
+func (s *signal) give() {
+	s.given = true
+	if s.c != nil {
+		close(s.c)
+	}
+}
+
+func (s *signal) channel() <-chan struct{} {
+	if s.c == nil {
+		s.c = make(chan struct{})
+		if s.given {
+			close(s.c)
+		}
+	}
+	return s.c
 }
 
 // event is what ends the rest of a keeper.
@@ -149,8 +173,8 @@ func newHold(m *Manager, s ports.Session, atLeast time.Duration, sent time.Time)
 		hold   hold
 		upkeep upkeep
 	}
-	both.upkeep = upkeep{asked: sent, granted: time.Now(), word: sent, confirmed: sent, loans: make(chan loan)}
-	both.hold = hold{m: m, s: s, upkeep: &both.upkeep, atLeast: atLeast, done: make(chan struct{}), finished: make(chan struct{})}
+	both.upkeep = upkeep{asked: sent, granted: time.Now(), word: sent, confirmed: sent}
+	both.hold = hold{m: m, s: s, upkeep: &both.upkeep, atLeast: atLeast}
 	return &both.hold
 }
 
@@ -158,7 +182,7 @@ func newHold(m *Manager, s ports.Session, atLeast time.Duration, sent time.Time)
 func (h *hold) add(q *queue, info ports.LockInfo) {
 	m := h.m
 	if len(h.parts) == 0 {
-		h.info = info
+		h.parts = h.first[:0]
 	}
 	h.parts = append(h.parts, part{q, info})
 	q.holds = append(q.holds, h)
@@ -186,11 +210,16 @@ func (h *hold) newest() (info ports.LockInfo, contended bool) {
 	return h.parts[len(h.parts)-1].info, h.contended
 }
 
-// Info implements ports.Lock.
-func (h *hold) Info() ports.LockInfo { return h.info }
+// Info implements ports.Lock. It needs no lock, since the first of the hold's
+// locks stays where it is.
+func (h *hold) Info() ports.LockInfo { return h.first[0].info }
 
 // Done implements ports.Lock.
-func (h *hold) Done() <-chan struct{} { return h.done }
+func (h *hold) Done() <-chan struct{} {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	return h.done.channel()
+}
 
 // Err implements ports.Lock.
 func (h *hold) Err() error {
@@ -213,6 +242,9 @@ func (h *hold) Release(ctx context.Context) error {
 // postpone has the hold end by itself when its least time has passed, if that
 // has not, and reports whether it did so.
 func (h *hold) postpone() bool {
+	if h.atLeast <= 0 {
+		return false
+	}
 	h.m.mu.Lock()
 	defer h.m.mu.Unlock()
 	last := h.parts[len(h.parts)-1].info
@@ -237,10 +269,11 @@ func (h *hold) release(ctx context.Context) error {
 	}
 	told := h.m.observers.release(ctx, h)
 	if first && h.s != nil {
-		if !h.pass(h.word, false) {
+		if h.pass(h.word, false) {
+			h.rouse()
+		} else {
 			h.settleHere(ctx)
 		}
-		h.rouse()
 	}
 	err := h.confirm(ctx)
 	told(err)
@@ -249,10 +282,17 @@ func (h *hold) release(ctx context.Context) error {
 
 // confirm waits for what the server says to the end of the hold.
 func (h *hold) confirm(ctx context.Context) error {
+	h.m.mu.Lock()
 	h.forget()
+	known := h.finished.given
+	var finished <-chan struct{}
+	if !known {
+		finished = h.finished.channel()
+	}
+	h.m.mu.Unlock()
 	var err error
 	switch {
-	case within(ctx, h.finished, time.Now().Add(h.m.releaseBound())):
+	case known || within(ctx, finished, h.m.releaseBound()):
 		err = h.settled
 	case ctx.Err() != nil:
 		err = fmt.Errorf("the server has not confirmed the unlock yet: %w", ended(ctx))
@@ -260,7 +300,7 @@ func (h *hold) confirm(ctx context.Context) error {
 		err = fmt.Errorf("the server did not confirm the unlock within %v, and its session is being ended", h.m.releaseBound())
 	}
 	if err != nil {
-		return &ports.LockError{Op: "release", Key: h.info.Key, Err: err}
+		return &ports.LockError{Op: "release", Key: h.Info().Key, Err: err}
 	}
 	return nil
 }
@@ -294,7 +334,7 @@ func (h *hold) endNow(why error) bool {
 	case !released && h.carrier == nil:
 		h.m.stats.Lost++
 	}
-	close(h.done)
+	h.done.give()
 	for _, tell := range h.told {
 		(*tell)(why)
 	}
@@ -355,10 +395,9 @@ func (h *hold) lose(cause error) {
 	}
 }
 
-// forget takes a hold that was released, or whose loss was told, off the books.
+// forget takes a hold that was released, or whose loss was told, off the books. The
+// caller holds Manager.mu.
 func (h *hold) forget() {
-	h.m.mu.Lock()
-	defer h.m.mu.Unlock()
 	for _, p := range h.parts {
 		holds := slices.DeleteFunc(h.m.byKey[p.info.Key], func(other *hold) bool { return other == h })
 		if len(holds) == 0 {
@@ -372,7 +411,7 @@ func (h *hold) forget() {
 // log reports what has happened to the hold.
 func (h *hold) log(level slog.Level, msg string, err error) {
 	h.m.logger.Log(context.Background(), level, msg,
-		"key", h.m.logKey(h.info.Key), "id", h.info.ID, "database", h.info.Database, "pid", h.info.PID, "error", err)
+		"key", h.m.logKey(h.Info().Key), "id", h.Info().ID, "database", h.Info().Database, "pid", h.Info().PID, "error", err)
 }
 
 // keep is the life of the keeper, from the grant to the end of the session.
@@ -469,10 +508,18 @@ func (h *hold) lieDown(callOff func()) bool {
 	if h.wake == nil {
 		h.wake = make(chan struct{}, 1)
 	}
+	h.takeLoans()
 	if h.live() {
 		h.resting = callOff
 	}
 	return h.live()
+}
+
+// takeLoans sees to it that loans can be asked for. The caller holds Manager.mu.
+func (h *hold) takeLoans() {
+	if h.loans == nil {
+		h.loans = make(chan loan)
+	}
 }
 
 // getUp reports whether no release has taken over.
@@ -555,10 +602,12 @@ func (h *hold) check(full bool) (confirmed bool) {
 // LendSession implements ports.SessionLender.
 func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) error {
 	if h.s == nil {
-		return &ports.LockError{Op: "run", Key: h.info.Key, Err: fmt.Errorf("%w: this lock has no session of its own; leave out WithSharedSessions to give it one", ports.ErrUnsupported)}
+		return &ports.LockError{Op: "run", Key: h.Info().Key, Err: fmt.Errorf("%w: this lock has no session of its own; leave out WithSharedSessions to give it one", ports.ErrUnsupported)}
 	}
 	h.m.mu.Lock()
+	h.takeLoans()
 	h.startKeeper()
+	over := h.done.channel()
 	h.m.mu.Unlock()
 	l := loan{granted: make(chan bool, 1), back: make(chan bool, 1), settled: make(chan struct{})}
 	var err error
@@ -567,13 +616,13 @@ func (h *hold) LendSession(ctx context.Context, use func(ports.Session) bool) er
 		if !<-l.granted {
 			err = h.Err()
 		}
-	case <-h.done:
+	case <-over:
 		err = h.Err()
 	case <-ctx.Done():
 		err = ended(ctx)
 	}
 	if err != nil {
-		return &ports.LockError{Op: "run", Key: h.info.Key, Err: err}
+		return &ports.LockError{Op: "run", Key: h.Info().Key, Err: err}
 	}
 	trusted := false
 	defer func() { // also if use panics or ends its goroutine
@@ -666,7 +715,7 @@ func (h *hold) ask(w ports.Witness, limit time.Duration) testimony {
 		ids = append(ids, info.ID)
 	}
 	t := testimony{sent: time.Now()}
-	t.holds, t.err = w.Holds(ctx, h.info.PID, ids)
+	t.holds, t.err = w.Holds(ctx, h.Info().PID, ids)
 	return t
 }
 
@@ -676,10 +725,16 @@ func (h *hold) ask(w ports.Witness, limit time.Duration) testimony {
 // the keeper, or here is true, and the next one has none yet.
 func (h *hold) settle(watchErr error, here bool) (next *hold) {
 	m := h.m
-	if watchErr == nil && h.passChecked(here) {
-		return h.heir
-	}
 	m.mu.Lock()
+	why := h.err
+	released := errors.Is(why, ports.ErrReleased)
+	if watchErr == nil && released && h.successor() != nil {
+		m.mu.Unlock()
+		if h.passChecked(here) {
+			return h.heir
+		}
+		m.mu.Lock()
+	}
 	next = h.heir
 	h.last = true
 	ex := h.exchange()
@@ -690,8 +745,7 @@ func (h *hold) settle(watchErr error, here bool) (next *hold) {
 		}
 		return next
 	}
-	why := h.Err()
-	if errors.Is(why, ports.ErrReleased) {
+	if released {
 		why = h.unlock(watchErr, ex)
 		if errors.Is(why, ports.ErrLost) {
 			m.mu.Lock()
@@ -715,7 +769,7 @@ func (h *hold) settle(watchErr error, here bool) (next *hold) {
 	}
 	h.settled = why
 	m.mu.Lock()
-	close(h.finished)
+	h.finished.give()
 	for _, p := range h.parts {
 		p.q.holds = slices.DeleteFunc(p.q.holds, func(other *hold) bool { return other == h })
 		m.advance(p.q)
@@ -745,12 +799,12 @@ func (h *hold) unlock(watchErr error, ex *exchange) error {
 		return fmt.Errorf("%w: %w", ports.ErrLost, watchErr)
 	}
 	held, err := true, error(nil)
-	for _, info := range slices.Backward(h.infos()) {
+	for _, p := range slices.Backward(h.parts) { // it has ended, so none is added
 		var had bool
 		if ex != nil {
-			had, err = ex.ask(info)
+			had, err = ex.ask(p.info)
 		} else {
-			had, err = h.s.Unlock(context.Background(), info.ID, info.Mode)
+			had, err = h.s.Unlock(context.Background(), p.info.ID, p.info.Mode)
 		}
 		held = held && had
 		if err != nil {

@@ -365,7 +365,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	}
 
 	_, err := releaseEach(ctx, m.liveHolds())
-	if !within(ctx, m.idle, bound) {
+	if !within(ctx, m.idle, time.Until(bound)) {
 		m.mu.Lock()
 		stuck := len(m.pinned)
 		for s := range m.pinned {
@@ -377,10 +377,10 @@ func (m *Manager) Close(ctx context.Context) error {
 	return err
 }
 
-// within waits for done until deadline or until ctx ends, and reports whether
-// done came. A ctx that is done at the call does not count.
-func within(ctx context.Context, done <-chan struct{}, deadline time.Time) bool {
-	bound := time.NewTimer(time.Until(deadline))
+// within waits for done for limit or until ctx ends, and reports whether done
+// came. A ctx that is done at the call does not count.
+func within(ctx context.Context, done <-chan struct{}, limit time.Duration) bool {
+	bound := time.NewTimer(limit)
 	defer bound.Stop()
 	ended := ctx.Done()
 	if ctx.Err() != nil {

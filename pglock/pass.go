@@ -2,7 +2,6 @@ package pglock
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -40,14 +39,14 @@ func (h *hold) pass(word time.Time, here bool) bool {
 	next := newHold(m, h.s, w.opts.HoldAtLeast, h.asked)
 	next.word, next.granted, next.passes = word, h.granted, h.passes+1
 	if here || h.claim() {
-		next.keepSoonNow()
+		next.keepSoon()
 	} else {
 		next.kept, h.heir = true, next // the keeper's, too
 	}
 	q := h.parts[0].q
 	q.holds = slices.DeleteFunc(q.holds, func(other *hold) bool { return other == h })
-	m.confer(q, w, next, ports.Grant{PID: h.info.PID, Database: h.info.Database})
-	close(h.finished)
+	m.confer(q, w, next, ports.Grant{PID: h.Info().PID, Database: h.Info().Database})
+	h.finished.give()
 	return true
 }
 
@@ -55,12 +54,6 @@ func (h *hold) pass(word time.Time, here bool) bool {
 // the server for its word. It pays where the lock was waited for: the answer says
 // only that the server had the session when the wait began, or later.
 func (h *hold) passChecked(here bool) bool {
-	h.m.mu.Lock()
-	wanted := errors.Is(h.err, ports.ErrReleased) && h.successor() != nil
-	h.m.mu.Unlock()
-	if !wanted {
-		return false
-	}
 	sent := time.Now()
 	_, err := h.s.Check(context.Background(), false)
 	return err == nil && h.pass(sent, here)
@@ -76,7 +69,7 @@ func (h *hold) successor() *waiter {
 	switch {
 	case h.last || h.heir != nil || w == nil || w.onto != nil || h.m.closed || h.lent:
 		return nil
-	case h.info.Mode != ports.Exclusive || w.opts.Mode != ports.Exclusive || w.opts.Fencing:
+	case h.Info().Mode != ports.Exclusive || w.opts.Mode != ports.Exclusive || w.opts.Fencing:
 		return nil // a token is the server's to give
 	case h.passes >= maxPasses || time.Since(h.granted) > passFor:
 		return nil

@@ -88,7 +88,7 @@ func (m *Manager) take(ctx context.Context, key string, onto *hold, try bool, op
 		return nil, ended(ctx)
 	}
 	w := &waiter{
-		ctx:    context.WithoutCancel(ctx),
+		ctx:    lasting(ctx),
 		key:    key,
 		opts:   opts,
 		try:    try || opts.Timeout == 0,
@@ -137,6 +137,14 @@ func (m *Manager) take(ctx context.Context, key string, onto *hold, try bool, op
 			return m.leave(q, w, ended(ctx))
 		}
 	}
+}
+
+// lasting is ctx without its end.
+func lasting(ctx context.Context) context.Context {
+	if ctx.Done() == nil {
+		return ctx
+	}
+	return context.WithoutCancel(ctx)
 }
 
 // ended is why ctx is done, as both its error and its cause.
@@ -285,7 +293,7 @@ func (m *Manager) starved(q *queue) bool {
 // this mode. The caller holds Manager.mu.
 func (q *queue) admits(mode ports.Mode) bool {
 	for _, h := range q.holds {
-		if mode == ports.Exclusive || h.info.Mode == ports.Exclusive {
+		if mode == ports.Exclusive || h.Info().Mode == ports.Exclusive {
 			return false
 		}
 	}
@@ -605,10 +613,8 @@ func (c *contender) contend(s ports.Session, a *attempt) {
 		case a.grant.Granted:
 			young := c.m.hot(s, a.sent)
 			if h := c.deliver(s, a, young); h != nil {
-				runtime.Gosched() // first of all, whoever waited for the lock goes on
-				if young {
-					h.keepSoon()
-				} else {
+				if !young {
+					runtime.Gosched() // first of all, whoever waited for the lock goes on
 					h.keep()
 				}
 				return
@@ -733,7 +739,9 @@ func (c *contender) deliver(s ports.Session, a *attempt, young bool) *hold {
 		return nil
 	}
 	h := newHold(m, s, w.opts.HoldAtLeast, a.sent)
-	h.kept = !young
+	if h.kept = !young; young {
+		h.keepSoon()
+	}
 	m.pinned[s] = true
 	c.give(w, h, a.grant)
 	return h

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"time"
 
@@ -221,7 +222,7 @@ func (m *Manager) grant(q *queue, w *waiter, g ports.Grant) {
 	}
 	h := w.onto
 	if h == nil {
-		h = &hold{m: m, atLeast: w.opts.HoldAtLeast, done: make(chan struct{})}
+		h = &hold{m: m, atLeast: w.opts.HoldAtLeast}
 	} else {
 		h.next.q, h.next.w = nil, nil
 	}
@@ -308,7 +309,6 @@ func (m *Manager) giveUp(h *hold) {
 	if !errors.Is(h.err, ports.ErrReleased) {
 		h.settled = h.err
 	}
-	h.finished = make(chan struct{}) // nobody has looked at it before the end
 	h.unsettled = len(h.parts)
 	for _, p := range slices.Backward(h.parts) {
 		q := p.q
@@ -357,7 +357,7 @@ func (m *Manager) settlePart(h *hold, err error) {
 		h.settled = err
 	}
 	if h.unsettled--; h.unsettled == 0 {
-		close(h.finished)
+		h.finished.give()
 	}
 }
 
@@ -600,6 +600,8 @@ func (c *carrier) serve(stale int) int {
 	var failed error
 	refused := root.LendSession(context.Background(), func(s ports.Session) bool {
 		for lent := time.Now(); ; {
+			// Whom the last answer has concerned will mostly want something next.
+			runtime.Gosched()
 			b := c.take(root)
 			if len(b.gives)+len(b.asks) == 0 {
 				return true
@@ -637,8 +639,9 @@ func (c *carrier) session() (root *hold, fresh bool, err error) {
 	}
 	if last := c.last; last != nil {
 		c.last = nil
+		settled := last.finished.channel()
 		m.mu.Unlock()
-		<-last.finished // its session is given up then
+		<-settled // its session is given up then
 		m.mu.Lock()
 	}
 	if !m.hasRoom() {

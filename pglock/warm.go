@@ -137,8 +137,7 @@ func (c *contender) askHere(ctx context.Context, w *waiter) {
 		a.grant, a.err = ports.Grant{}, fmt.Errorf("%w (%v)", errHurried, a.err)
 	}
 	if a.err == nil && a.grant.Granted {
-		if h := c.deliver(w.warm, a, true); h != nil {
-			h.keepSoon()
+		if c.deliver(w.warm, a, true) != nil {
 			return
 		}
 	}
@@ -173,17 +172,8 @@ func hurry(ctx context.Context, deadline time.Time, s ports.Session) (inTime fun
 }
 
 // keepSoon has h kept if it lasts. One timer serves all holds: to start one each
-// time would wake another thread each time.
+// time would wake another thread each time. The caller holds Manager.mu.
 func (h *hold) keepSoon() {
-	h.m.mu.Lock()
-	defer h.m.mu.Unlock()
-	if !h.kept { // by a release that was quicker
-		h.keepSoonNow()
-	}
-}
-
-// keepSoonNow is keepSoon for a caller who holds Manager.mu.
-func (h *hold) keepSoonNow() {
 	m := h.m
 	m.young[h] = struct{}{}
 	if !m.sweeping {
@@ -230,12 +220,16 @@ func (h *hold) claim() bool {
 func (h *hold) settleHere(ctx context.Context) {
 	waits := ctx.Done() == nil || ctx.Err() != nil // see within
 	h.m.mu.Lock()
-	ours := h.claim() || waits && h.takeOver()
+	alone := h.claim()
+	ours := alone || waits && h.takeOver()
 	h.m.mu.Unlock()
 	switch {
 	case ours && waits:
 		h.settle(nil, true)
 	case ours:
 		go h.settle(nil, true)
+	}
+	if !alone {
+		h.rouse()
 	}
 }
