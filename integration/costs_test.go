@@ -19,16 +19,16 @@ var limits = []struct {
 	wire      wire.Counts
 	allocs    float64
 }{
-	{uncontended, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 87},
-	{uncontended, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 95},
-	{refusedByRival, wire.PQ, wire.Counts{Statements: 1, RoundTrips: 1}, 99},
-	{refusedByRival, wire.PGX, wire.Counts{Statements: 1, RoundTrips: 1}, 95},
-	{refusedHere, wire.PQ, wire.Counts{}, 8},
-	{refusedHere, wire.PGX, wire.Counts{}, 8},
-	{uncontendedOnShared, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 179},
-	{uncontendedOnShared, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 236},
-	{tenAtOnce, wire.PQ, wire.Counts{Statements: 21, RoundTrips: 21}, 745},
-	{tenAtOnce, wire.PGX, wire.Counts{Statements: 21, RoundTrips: 21}, 808},
+	{uncontended, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 67},
+	{uncontended, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 61},
+	{refusedByRival, wire.PQ, wire.Counts{Statements: 1, RoundTrips: 1}, 101},
+	{refusedByRival, wire.PGX, wire.Counts{Statements: 1, RoundTrips: 1}, 96},
+	{refusedHere, wire.PQ, wire.Counts{}, 6},
+	{refusedHere, wire.PGX, wire.Counts{}, 6},
+	{uncontendedOnShared, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 114},
+	{uncontendedOnShared, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 117},
+	{tenAtOnce, wire.PQ, wire.Counts{Statements: 21, RoundTrips: 21}, 720},
+	{tenAtOnce, wire.PGX, wire.Counts{Statements: 21, RoundTrips: 21}, 782},
 }
 
 // operation is something that a program does over and over.
@@ -157,19 +157,17 @@ func BenchmarkPair(b *testing.B) {
 			conn, err := w.db(b, 1).Conn(bg)
 			must(b, err)
 			defer conn.Close()
-			run := func(inText, withArgument string) {
-				var err error
-				if driver == wire.PQ {
-					_, err = conn.ExecContext(bg, inText)
-				} else {
-					_, err = conn.ExecContext(bg, withArgument, int64(1))
-				}
+			var pair [2]*sql.Stmt
+			for i, function := range []string{"pg_advisory_lock", "pg_advisory_unlock"} {
+				pair[i], err = conn.PrepareContext(bg, "SELECT "+function+"($1::bigint)")
 				must(b, err)
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				run("SELECT pg_advisory_lock(1)", "SELECT pg_advisory_lock($1)")
-				run("SELECT pg_advisory_unlock(1)", "SELECT pg_advisory_unlock($1)")
+				for _, statement := range pair {
+					_, err := statement.ExecContext(bg, 1)
+					must(b, err)
+				}
 			}
 		})
 	}

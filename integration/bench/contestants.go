@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -219,19 +218,23 @@ func (l ownLocker) lock(ctx context.Context, key string) (func() error, error) {
 
 func (l ownLocker) close() error { return l.m.Close(context.Background()) }
 
-// The floor: the fewest and fastest statements of a driver, on pinned
-// connections. lib/pq sends a number in the text in one round trip, and needs
-// two for an argument; pgx prepares a statement with an argument once.
+// The floor: the fewest and fastest statements of a driver, prepared on pinned
+// connections. pgx does that by itself.
 
 func raw(name, driver string) contestant {
 	return contestant{name: name, driver: driver, floor: true, advisory: true, mostHeld: unlimited, open: func(p place, db *sql.DB) (locker, error) {
-		l := &rawLocker{driver: driver, conns: make([]rawConn, max(p.Connections, 1))}
+		l := &rawLocker{conns: make([]rawConn, max(p.Connections, 1))}
 		for i := range l.conns {
 			conn, err := db.Conn(context.Background())
 			if err != nil {
 				return nil, err
 			}
 			l.conns[i].conn = conn
+			if driver == wire.PQ {
+				if err := l.conns[i].prepare(); err != nil {
+					return nil, err
+				}
+			}
 		}
 		return l, nil
 	}}
@@ -241,15 +244,31 @@ func raw(name, driver string) contestant {
 // server process has what it needs at hand. It is for keys that nobody else in
 // the process wants, since a session may lock a key twice.
 type rawLocker struct {
-	driver string
-	conns  []rawConn
-	turn   atomic.Uint64
-	of     sync.Map // from a key to its *rawConn
+	conns []rawConn
+	turn  atomic.Uint64
+	of    sync.Map // from a key to its *rawConn
 }
 
 type rawConn struct {
-	mu   sync.Mutex // one statement at a time
-	conn *sql.Conn
+	mu       sync.Mutex // one statement at a time
+	conn     *sql.Conn
+	prepared map[string]*sql.Stmt // nil if the driver prepares by itself
+}
+
+const (
+	rawLock   = "SELECT pg_advisory_lock($1::bigint)"
+	rawUnlock = "SELECT pg_advisory_unlock($1::bigint)"
+)
+
+// prepare prepares what the connection will be asked.
+func (c *rawConn) prepare() (err error) {
+	c.prepared = map[string]*sql.Stmt{}
+	for _, statement := range []string{rawLock, rawUnlock} {
+		if c.prepared[statement], err = c.conn.PrepareContext(context.Background(), statement); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (l *rawLocker) lock(ctx context.Context, key string) (func() error, error) {
@@ -258,19 +277,19 @@ func (l *rawLocker) lock(ctx context.Context, key string) (func() error, error) 
 		of, _ = l.of.LoadOrStore(key, &l.conns[l.turn.Add(1)%uint64(len(l.conns))])
 	}
 	c, id := of.(*rawConn), pglock.SHA256Key(key)
-	if err := c.run(ctx, l.driver, "pg_advisory_lock", id); err != nil {
+	if err := c.run(ctx, rawLock, id); err != nil {
 		return nil, err
 	}
-	return func() error { return c.run(context.Background(), l.driver, "pg_advisory_unlock", id) }, nil
+	return func() error { return c.run(context.Background(), rawUnlock, id) }, nil
 }
 
-func (c *rawConn) run(ctx context.Context, driver, function string, id int64) (err error) {
+func (c *rawConn) run(ctx context.Context, statement string, id int64) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if driver == wire.PQ {
-		_, err = c.conn.ExecContext(ctx, "SELECT "+function+"("+strconv.FormatInt(id, 10)+")")
+	if s := c.prepared[statement]; s != nil {
+		_, err = s.ExecContext(ctx, id)
 	} else {
-		_, err = c.conn.ExecContext(ctx, "SELECT "+function+"($1)", id)
+		_, err = c.conn.ExecContext(ctx, statement, id)
 	}
 	return err
 }

@@ -31,9 +31,8 @@ its processors, and a real network adds to every round trip. The ratios, the
 connections and the statements are the point.
 
 The floor, "raw SQL", is the fewest and fastest statements of a driver on pinned
-connections: pg_advisory_lock and pg_advisory_unlock, with the number in the text
-on lib/pq, and with a cached prepared statement on pgx. It checks nothing and
-notices nothing. pgbench runs the same two statements.
+connections: pg_advisory_lock and pg_advisory_unlock, prepared on each of them. It
+checks nothing and notices nothing. pgbench runs the same two statements.
 
 PostgreSQL has its default settings but for max_connections, with fsync on. Every
 contestant has a database of its own, and a pool that keeps its connections.
