@@ -55,6 +55,7 @@ func (ex *exchange) goOn(s ports.Session, young bool) *hold {
 	if ex.a.grant.Granted {
 		switch next := ex.c.deliver(s, &ex.a, young); {
 		case next != nil && young:
+			next.keepSoon()
 			return nil
 		case next != nil:
 			return next

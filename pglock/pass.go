@@ -39,7 +39,7 @@ func (h *hold) pass(word time.Time, here bool) bool {
 	next := newHold(m, h.s, w.opts.HoldAtLeast, h.asked)
 	next.word, next.granted, next.passes = word, h.granted, h.passes+1
 	if here || h.claim() {
-		next.keepSoon()
+		next.keepSoonNow()
 	} else {
 		next.kept, h.heir = true, next // the keeper's, too
 	}

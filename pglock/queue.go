@@ -613,8 +613,10 @@ func (c *contender) contend(s ports.Session, a *attempt) {
 		case a.grant.Granted:
 			young := c.m.hot(s, a.sent)
 			if h := c.deliver(s, a, young); h != nil {
-				if !young {
-					runtime.Gosched() // first of all, whoever waited for the lock goes on
+				runtime.Gosched() // first of all, whoever waited for the lock goes on
+				if young {
+					h.keepSoon()
+				} else {
 					h.keep()
 				}
 				return
@@ -739,9 +741,7 @@ func (c *contender) deliver(s ports.Session, a *attempt, young bool) *hold {
 		return nil
 	}
 	h := newHold(m, s, w.opts.HoldAtLeast, a.sent)
-	if h.kept = !young; young {
-		h.keepSoon()
-	}
+	h.kept = !young
 	m.pinned[s] = true
 	c.give(w, h, a.grant)
 	return h

@@ -137,7 +137,8 @@ func (c *contender) askHere(ctx context.Context, w *waiter) {
 		a.grant, a.err = ports.Grant{}, fmt.Errorf("%w (%v)", errHurried, a.err)
 	}
 	if a.err == nil && a.grant.Granted {
-		if c.deliver(w.warm, a, true) != nil {
+		if h := c.deliver(w.warm, a, true); h != nil {
+			h.keepSoon()
 			return
 		}
 	}
@@ -172,8 +173,17 @@ func hurry(ctx context.Context, deadline time.Time, s ports.Session) (inTime fun
 }
 
 // keepSoon has h kept if it lasts. One timer serves all holds: to start one each
-// time would wake another thread each time. The caller holds Manager.mu.
+// time would wake another thread each time.
 func (h *hold) keepSoon() {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	if !h.kept { // by a release that was quicker
+		h.keepSoonNow()
+	}
+}
+
+// keepSoonNow is keepSoon for a caller who holds Manager.mu.
+func (h *hold) keepSoonNow() {
 	m := h.m
 	m.young[h] = struct{}{}
 	if !m.sweeping {
