@@ -19,16 +19,16 @@ var limits = []struct {
 	wire      wire.Counts
 	allocs    float64
 }{
-	{uncontended, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 67},
-	{uncontended, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 61},
+	{uncontended, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 66},
+	{uncontended, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 60},
 	{refusedByRival, wire.PQ, wire.Counts{Statements: 1, RoundTrips: 1}, 101},
 	{refusedByRival, wire.PGX, wire.Counts{Statements: 1, RoundTrips: 1}, 96},
 	{refusedHere, wire.PQ, wire.Counts{}, 6},
 	{refusedHere, wire.PGX, wire.Counts{}, 6},
-	{uncontendedOnShared, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 114},
-	{uncontendedOnShared, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 117},
-	{tenAtOnce, wire.PQ, wire.Counts{Statements: 21, RoundTrips: 21}, 720},
-	{tenAtOnce, wire.PGX, wire.Counts{Statements: 21, RoundTrips: 21}, 782},
+	{uncontendedOnShared, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 112},
+	{uncontendedOnShared, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 114},
+	{tenAtOnce, wire.PQ, wire.Counts{Statements: 21, RoundTrips: 21}, 709},
+	{tenAtOnce, wire.PGX, wire.Counts{Statements: 21, RoundTrips: 21}, 772},
 }
 
 // operation is something that a program does over and over.

@@ -55,6 +55,7 @@ type queue struct {
 	// holds has the holds that the server may still know of, the ending ones
 	// too.
 	holds     []*hold
+	only      [1]*hold // where holds begins
 	contender *contender
 	tenure    tenure // of shared sessions
 }
@@ -210,6 +211,7 @@ func (m *Manager) enqueue(w *waiter) (*queue, *contender, error) {
 	q := m.queues[id]
 	if q == nil {
 		q = &queue{id: id}
+		q.holds = q.only[:0]
 		m.queues[id] = q
 	}
 	w.contended = !q.admits(w.opts.Mode) || q.blocked()

@@ -429,9 +429,14 @@ func (c *carrier) report() {
 // newAsk makes a contender for q that asks on a shared session. The caller
 // holds m.mu.
 func (m *Manager) newAsk(q *queue) *ask {
-	a := &ask{q: q, c: m.carrierOf(q.id)}
-	q.contender = &contender{m: m, q: q, ask: a}
-	return a
+	var both struct { // one allocation
+		contender contender
+		ask       ask
+	}
+	both.ask = ask{q: q, c: m.carrierOf(q.id)}
+	both.contender = contender{m: m, q: q, ask: &both.ask}
+	q.contender = &both.contender
+	return &both.ask
 }
 
 // queue has a sent with the next batch. The caller holds Manager.mu.
