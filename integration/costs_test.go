@@ -19,16 +19,16 @@ var limits = []struct {
 	wire      wire.Counts
 	allocs    float64
 }{
-	{uncontended, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 66},
-	{uncontended, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 60},
-	{refusedByRival, wire.PQ, wire.Counts{Statements: 1, RoundTrips: 1}, 101},
-	{refusedByRival, wire.PGX, wire.Counts{Statements: 1, RoundTrips: 1}, 96},
+	{uncontended, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 65},
+	{uncontended, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 57},
+	{refusedByRival, wire.PQ, wire.Counts{Statements: 1, RoundTrips: 1}, 99},
+	{refusedByRival, wire.PGX, wire.Counts{Statements: 1, RoundTrips: 1}, 93},
 	{refusedHere, wire.PQ, wire.Counts{}, 6},
 	{refusedHere, wire.PGX, wire.Counts{}, 6},
 	{uncontendedOnShared, wire.PQ, wire.Counts{Statements: 2, RoundTrips: 2}, 112},
-	{uncontendedOnShared, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 114},
-	{tenAtOnce, wire.PQ, wire.Counts{Statements: 21, RoundTrips: 21}, 709},
-	{tenAtOnce, wire.PGX, wire.Counts{Statements: 21, RoundTrips: 21}, 772},
+	{uncontendedOnShared, wire.PGX, wire.Counts{Statements: 2, RoundTrips: 2}, 115},
+	{tenAtOnce, wire.PQ, wire.Counts{Statements: 21, RoundTrips: 21}, 689},
+	{tenAtOnce, wire.PGX, wire.Counts{Statements: 21, RoundTrips: 21}, 742},
 }
 
 // operation is something that a program does over and over.

@@ -391,12 +391,10 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 		args = append(args, holderName(r.HolderID))
 	}
 	var answer struct {
-		pid                      int
-		granted                  sql.NullBool // null in recovery
-		token                    int64
+		outcome, token           int64
 		database, before, ignore sql.NullString
 	}
-	dest := append(make([]any, 0, 6), &answer.pid, &answer.granted)
+	dest := append(make([]any, 0, 5), &answer.outcome)
 	if r.Fencing {
 		dest = append(dest, &answer.token)
 	}
@@ -427,7 +425,7 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	if err := ctx.Err(); err != nil {
 		return ports.Grant{}, context.Cause(ctx)
 	}
-	if err := s.samePID(answer.pid); err != nil {
+	if err := s.samePID(int(answer.outcome >> 2)); err != nil {
 		return ports.Grant{}, err
 	}
 	s.doubt = doubted
@@ -436,24 +434,25 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 		s.database = answer.database.String
 		s.named = sent
 	}
-	grant, err := s.answered(r, state, sent, answer.granted)
+	grant, err := s.answered(r, state, sent, answer.outcome)
 	grant.Token = ports.Token(answer.token)
 	return grant, err
 }
 
-// answered acts upon the answer to a request that was sent in this state;
-// granted is null in recovery.
-func (s *session) answered(r ports.LockRequest, state tenancy, sent time.Time, granted sql.NullBool) (ports.Grant, error) {
+// answered acts upon the answer to a request that was sent in this state.
+func (s *session) answered(r ports.LockRequest, state tenancy, sent time.Time, outcome int64) (ports.Grant, error) {
 	if state == renewing {
 		s.named = sent
 	}
-	switch {
-	case !granted.Valid:
+	granted := false
+	switch outcome & 3 {
+	case inRecovery:
 		return ports.Grant{}, errRecovery
-	case granted.Bool:
+	case taken:
 		s.locks[r.ID] = r.Mode
+		granted = true
 	}
-	return ports.Grant{Granted: granted.Bool, PID: s.pid, Database: s.database}, nil
+	return ports.Grant{Granted: granted, PID: s.pid, Database: s.database}, nil
 }
 
 // tenancy is what the session has to become for a request.
@@ -576,24 +575,20 @@ func (s *session) Exchange(ctx context.Context, id int64, mode ports.Mode, r por
 	s.doubt = true // until the answer says what the session holds
 	delete(s.locks, id)
 	state, sent := s.tenancy(r), time.Now()
-	var answer int64
-	dest := append(make([]any, 0, 2), &answer)
+	var outcome int64
+	dest := append(make([]any, 0, 2), &outcome)
 	if state == renewing {
 		dest = append(dest, new(string))
 	}
 	if err := s.queryLock(ctx, exchangeStatement(mode, r, state), []any{id, r.ID}, dest...); err != nil {
 		return false, ports.Grant{}, err
 	}
-	pid, outcome := answer>>2, answer&3
-	if err := s.samePID(int(pid)); err != nil {
+	if err := s.samePID(int(outcome >> 2)); err != nil {
 		return false, ports.Grant{}, err
 	}
 	s.doubt = false
-	if outcome == notHeld {
-		return false, ports.Grant{}, nil
-	}
-	grant, err := s.answered(r, state, sent, sql.NullBool{Valid: outcome != inRecovery, Bool: outcome == exchanged})
-	return true, grant, err
+	grant, err := s.answered(r, state, sent, outcome)
+	return outcome&3 != notHeld, grant, err
 }
 
 // Check implements ports.Session.

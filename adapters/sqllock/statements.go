@@ -64,11 +64,26 @@ const (
 	renewing                // it has them, and is to get a new time in its name
 )
 
+// What has become of a lock, in the lowest two bits of an answer.
+const (
+	notHeld    = iota // only of an exchange: the first lock was not there, and the second was not tried
+	inRecovery        // nor was it here
+	refused
+	taken
+)
+
+// An outcome is one number, since each column of an answer takes some time on its
+// way: the server process, and what has become of what stands between outcomeOf
+// and outcomeEnd, which is something that takes a lock.
+const (
+	outcomeOf  = `pg_backend_pid()::bigint << 2 | CASE `
+	outcomeEnd = ` WHEN true THEN 3 WHEN false THEN 2 ELSE 1 END`
+)
+
 // lockStatement builds the statement of one request. Its arguments are the ID,
 // the wait in milliseconds if it waits, and the holder's name if it is arriving.
-// It answers with the server process and the lock; then, with fencing, the
-// token; and for one that arrives, the database, the settings as they were, and
-// something that says nothing.
+// It answers with the outcome; then, with fencing, the token; and for one that
+// arrives, the database, the settings as they were, and something that says nothing.
 //
 // Where the order of events matters, it is built of selects around each other.
 // PostgreSQL computes the row of an inner one before it looks at the outer one;
@@ -77,40 +92,39 @@ const (
 // its lock from then on; if it is in vain, the statement fails, and takes the
 // settings with it.
 func lockStatement(r ports.LockRequest, t tenancy) string {
+	const answer, within = `SELECT ` + outcomeOf, ` OFFSET 0) AS q`
 	if !r.Fencing && (t == passing || t == settled) { // the plain case has to be short
-		const plain = `SELECT pg_backend_pid(), `
 		if r.Wait > 0 {
-			return exclusiveOr(r.Mode, plain+waitExclusive, plain+waitShared)
+			return exclusiveOr(r.Mode, answer+waitExclusive+outcomeEnd, answer+waitShared+outcomeEnd)
 		}
-		return exclusiveOr(r.Mode, plain+tryExclusive, plain+tryShared)
+		return exclusiveOr(r.Mode, answer+tryExclusive+outcomeEnd, answer+tryShared+outcomeEnd)
 	}
-	const pid, within = `SELECT pg_backend_pid() AS pid, `, ` OFFSET 0) AS q`
 	lock := exclusiveOr(r.Mode, tryExclusive, tryShared)
 	if r.Wait > 0 {
 		lock = exclusiveOr(r.Mode, waitExclusive, waitShared)
 	}
 	lock += ` AS granted`
-	token := ""
+	answers := answer + `granted` + outcomeEnd
 	if r.Fencing {
-		token = `, ` + lockToken
+		answers += `, ` + lockToken
 	}
 	if t == arriving && r.Wait > 0 {
 		arrival, was := holderSettings(r.Liveness, 3)
-		q := pid + onPrimary + ` THEN ` + was + ` END AS before`
-		q = `SELECT pid, before, CASE WHEN before IS NOT NULL THEN ` + arrival + ` END AS arrival FROM (` + q + within
-		q = `SELECT pid, before, arrival, ` + lock + ` FROM (` + q + within
-		return `SELECT pid, granted` + token + `, current_database()::text, before, arrival FROM (` + q + within
+		q := `SELECT ` + onPrimary + ` THEN ` + was + ` END AS before`
+		q = `SELECT before, CASE WHEN before IS NOT NULL THEN ` + arrival + ` END AS arrival FROM (` + q + within
+		q = `SELECT before, arrival, ` + lock + ` FROM (` + q + within
+		return answers + `, current_database()::text, before, arrival FROM (` + q + within
 	}
 	if t == arriving {
 		arrival, was := holderSettings(r.Liveness, 2)
-		q := `SELECT pid, granted, CASE WHEN granted THEN ` + was + ` END AS before FROM (` + pid + lock + within
-		return `SELECT pid, granted` + token + `, current_database()::text, before, CASE WHEN before IS NOT NULL THEN ` + arrival + ` END FROM (` + q + within
+		q := `SELECT granted, CASE WHEN granted THEN ` + was + ` END AS before FROM (SELECT ` + lock + within
+		return answers + `, current_database()::text, before, CASE WHEN before IS NOT NULL THEN ` + arrival + ` END FROM (` + q + within
 	}
-	q := pid
+	q := `SELECT `
 	if t == renewing {
-		q = `SELECT ` + renewName + ` AS name, pg_backend_pid() AS pid, `
+		q += renewName + ` AS name, `
 	}
-	return `SELECT pid, granted` + token + ` FROM (` + q + lock + within
+	return answers + ` FROM (` + q + lock + within
 }
 
 // The statement of a batch has all its IDs in one list, $1, by what is done about
@@ -279,24 +293,15 @@ func (o *order) answers(b ports.Batch, list string) (a ports.BatchAnswer, ok boo
 	return a, ok
 }
 
-// What has become of an exchange, in the lowest two bits of its answer.
-const (
-	notHeld    = iota // the first lock was not there, and the second was not tried
-	inRecovery        // nor was it here
-	refused
-	exchanged
-)
-
-// exchangeStatement gives the lock $1 back and then tries $2. It answers with one
-// number, since each column of an answer takes some time on its way: the server
-// process, and what has become of the two.
+// exchangeStatement gives the lock $1 back and then tries $2. It answers with the
+// outcome.
 func exchangeStatement(mode ports.Mode, next ports.LockRequest, t tenancy) string {
 	const (
-		unlock      = `SELECT pg_backend_pid()::bigint << 2 | CASE WHEN NOT pg_advisory_unlock($1::bigint)`
-		unlockShare = `SELECT pg_backend_pid()::bigint << 2 | CASE WHEN NOT pg_advisory_unlock_shared($1::bigint)`
-		orRecovery  = ` THEN 0 WHEN pg_is_in_recovery() THEN 1`
-		toExclusive = orRecovery + ` WHEN NOT pg_try_advisory_lock($2::bigint) THEN 2 ELSE 3 END`
-		toShared    = orRecovery + ` WHEN NOT pg_try_advisory_lock_shared($2::bigint) THEN 2 ELSE 3 END`
+		unlock      = `SELECT ` + outcomeOf + `WHEN NOT pg_advisory_unlock($1::bigint)`
+		unlockShare = `SELECT ` + outcomeOf + `WHEN NOT pg_advisory_unlock_shared($1::bigint)`
+		then        = ` THEN 0 WHEN pg_is_in_recovery() THEN 1`
+		toExclusive = then + ` WHEN NOT pg_try_advisory_lock($2::bigint) THEN 2 ELSE 3 END`
+		toShared    = then + ` WHEN NOT pg_try_advisory_lock_shared($2::bigint) THEN 2 ELSE 3 END`
 	)
 	statement := exclusiveOr(mode,
 		exclusiveOr(next.Mode, unlock+toExclusive, unlock+toShared),
