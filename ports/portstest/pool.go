@@ -64,6 +64,27 @@ var poolLaws = []law[Pool]{
 		a.Recycle(bg)
 		b.Recycle(bg)
 	}},
+	{"a busy session", "A session that is asked very often, in any mode, goes on telling the truth, and goes back to the pool.", func(t *testing.T, p Pool) {
+		a, b := p.open(t), p.open(t)
+		for i := range 40 {
+			mode, id := ports.Mode(i%2), testID+int64(i%3)
+			g := p.lock(t, a, id, mode, 0)
+			if !g.Granted {
+				t.Fatalf("round %d: a free lock was refused", i)
+			}
+			p.heldBy(t, id, mode, g.PID)
+			if g := p.lock(t, b, id, ports.Exclusive, 0); g.Granted {
+				t.Fatalf("round %d: two sessions hold one lock", i)
+			}
+			p.unlock(t, a, id, mode)
+			p.heldBy(t, id, mode)
+		}
+		for _, s := range []ports.Session{a, b} {
+			if !s.Recycle(bg) {
+				t.Error("a session that holds nothing was destroyed")
+			}
+		}
+	}},
 	{"a wait ends", "A wait in vain ends by itself without an error, leaves nobody in the server's queue, and leaves the session usable.", func(t *testing.T, p Pool) {
 		for _, mode := range []ports.Mode{ports.Exclusive, ports.Shared} {
 			a, b := p.open(t), p.open(t)
@@ -322,7 +343,7 @@ var poolLaws = []law[Pool]{
 					t.Fatal(g, err)
 				}
 				next := ports.LockRequest{ID: math.MinInt64, Mode: to, HolderID: "laws", Liveness: liveness}
-				for range 2 { // there, and back
+				for range 10 { // there, and back
 					held, got, err := ex.Exchange(bg, testID, from, next)
 					if err != nil || !held || !got.Granted || got.PID != g.PID {
 						t.Fatal(held, got, err)
