@@ -34,10 +34,11 @@ const nameAge = 500 * time.Millisecond
 // of a moment.
 const watchAfter = 10 * time.Millisecond
 
-// prepareAfter is how many statements about one lock a session is asked before they
-// are prepared. To prepare one costs a round trip, and to forget it another; and to
-// plan it again each time costs the server about a tenth of one.
-const prepareAfter = 20
+// prepareAfter is how many locks a session is used again for before the statements
+// about one lock are prepared. To prepare one costs a round trip, and to forget it
+// another; to have it planned each time costs a quarter of one. A session that is
+// used again at all is a busy manager's.
+const prepareAfter = 3
 
 // instead says what to do where session locks are unsafe.
 const instead = "use session pooling, a direct connection, or transaction locks (sqllock.AcquireTx)"
@@ -234,9 +235,9 @@ type session struct {
 	locks map[int64]ports.Mode // what Lock and Batch have granted and not taken back
 	pid   int                  // the server process; 0 before its first answer
 	// prepared has what queryOften was asked, as a prepared statement from the
-	// second time on; asked is how often queryLock was.
+	// second time on; reused is for how many locks the session was kept.
 	prepared map[string]*sql.Stmt
-	asked    int
+	reused   int
 	// before has the settings that Lock has changed, as a JSON object; empty
 	// if there are none.
 	before string
@@ -326,7 +327,7 @@ func (s *session) queryUnbound(ctx context.Context, statement string, args []any
 // queryLock is queryUnbound for a statement about one lock, of which a session may be
 // asked very many. A driver that takes arguments prepares it by itself.
 func (s *session) queryLock(ctx context.Context, statement string, args []any, dest ...any) error {
-	if s.asked++; s.asked > prepareAfter && s.pool.form&asArguments == 0 {
+	if s.reused > prepareAfter && s.pool.form&asArguments == 0 {
 		return s.queryOften(ctx, statement, args, dest...)
 	}
 	return s.queryUnbound(ctx, statement, args, dest...)
@@ -387,8 +388,11 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 		args = append(args, milliseconds(r.Wait))
 	}
 	state := s.tenancy(r)
-	if state == arriving {
+	switch state {
+	case arriving:
 		args = append(args, holderName(r.HolderID))
+	case settled, renewing:
+		s.reused++
 	}
 	var answer struct {
 		outcome, token           int64
@@ -573,6 +577,7 @@ func (s *session) Exchange(ctx context.Context, id int64, mode ports.Mode, r por
 		return false, ports.Grant{}, errors.New("this session cannot exchange its lock for that one")
 	}
 	s.doubt = true // until the answer says what the session holds
+	s.reused++
 	delete(s.locks, id)
 	state, sent := s.tenancy(r), time.Now()
 	var outcome int64

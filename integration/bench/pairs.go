@@ -25,6 +25,10 @@ const pairConnections = 4
 // of the time of a statement, and stays as it is while they live.
 const pairProcesses = 4
 
+// warmPairs come before those that are measured, for what is done only once, or
+// only where locks follow each other.
+const warmPairs = 50
+
 // pairs measures an uncontended lock and unlock, in microseconds: each contestant
 // in processes of its own, since the idle threads of one keep the others awake.
 func (b *bench) pairs() ([]series, error) {

@@ -68,13 +68,15 @@ var poolLaws = []law[Pool]{
 		a, b := p.open(t), p.open(t)
 		for i := range 40 {
 			mode, id := ports.Mode(i%2), testID+int64(i%3)
-			g := p.lock(t, a, id, mode, 0)
-			if !g.Granted {
-				t.Fatalf("round %d: a free lock was refused", i)
+			try := ports.LockRequest{ID: id, Mode: mode, HolderID: "laws", Liveness: 15 * time.Second}
+			g, err := a.Lock(bg, try)
+			if err != nil || !g.Granted {
+				t.Fatalf("round %d: a free lock was refused: %v", i, err)
 			}
 			p.heldBy(t, id, mode, g.PID)
-			if g := p.lock(t, b, id, ports.Exclusive, 0); g.Granted {
-				t.Fatalf("round %d: two sessions hold one lock", i)
+			try.Mode = ports.Exclusive
+			if g, err := b.Lock(bg, try); err != nil || g.Granted {
+				t.Fatalf("round %d: two sessions hold one lock: %v", i, err)
 			}
 			p.unlock(t, a, id, mode)
 			p.heldBy(t, id, mode)
