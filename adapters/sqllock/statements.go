@@ -184,7 +184,7 @@ func batchStatement(f fencing, arrives bool, liveness time.Duration) (statement 
 	token, before, arrival, room := `0::bigint`, `NULL::text`, `NULL::text`, `0::bigint`
 	switch f {
 	case onGrant:
-		token = `CASE WHEN NOT ` + batchFencedGranted + tokenThen
+		token = `CASE WHEN (` + batchFencedGranted + `) IS NOT TRUE` + tokenThen
 	case fencedAtAll:
 		token = `CASE WHEN false` + tokenThen
 	}
