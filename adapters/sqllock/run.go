@@ -236,8 +236,7 @@ func (s *session) endure(ctx context.Context, d time.Duration) error {
 	if s.liveness == 0 {
 		return nil
 	}
-	statement, args := s.pool.form.bind(patient, milliseconds(d))
-	return s.query(ctx, statement, args, new(sql.NullString))
+	return s.queryUnbound(ctx, patient, []any{milliseconds(d)}, new(sql.NullString))
 }
 
 // inTransaction reports whether a transaction block is open on the session.

@@ -215,8 +215,7 @@ func (s *session) holds(pid int, ids []int64) (held int, err error) {
 		return 0, err
 	}
 	defer end()
-	statement, args := s.pool.form.bind(countHeldBy, idArray(ids), int64(pid))
-	return held, s.query(ctx, statement, args, &held)
+	return held, s.queryUnbound(ctx, countHeldBy, []any{idArray(ids), int64(pid)}, &held)
 }
 
 // session implements ports.Session on a pinned *sql.Conn.
@@ -429,7 +428,8 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 	if err := ctx.Err(); err != nil {
 		return ports.Grant{}, context.Cause(ctx)
 	}
-	if err := s.samePID(int(answer.outcome >> 2)); err != nil {
+	pid, fate := readOutcome(answer.outcome)
+	if err := s.samePID(pid); err != nil {
 		return ports.Grant{}, err
 	}
 	s.doubt = doubted
@@ -438,18 +438,18 @@ func (s *session) Lock(ctx context.Context, r ports.LockRequest) (ports.Grant, e
 		s.database = answer.database.String
 		s.named = sent
 	}
-	grant, err := s.answered(r, state, sent, answer.outcome)
+	grant, err := s.answered(r, state, sent, fate)
 	grant.Token = ports.Token(answer.token)
 	return grant, err
 }
 
 // answered acts upon the answer to a request that was sent in this state.
-func (s *session) answered(r ports.LockRequest, state tenancy, sent time.Time, outcome int64) (ports.Grant, error) {
+func (s *session) answered(r ports.LockRequest, state tenancy, sent time.Time, fate fate) (ports.Grant, error) {
 	if state == renewing {
 		s.named = sent
 	}
 	granted := false
-	switch outcome & 3 {
+	switch fate {
 	case inRecovery:
 		return ports.Grant{}, errRecovery
 	case taken:
@@ -478,10 +478,10 @@ func (s *session) tenancy(r ports.LockRequest) tenancy {
 func (s *session) clear(ctx context.Context, r ports.LockRequest) error {
 	statement, args := unlockAll, []any(nil)
 	if len(s.locks) > 0 {
-		statement, args = s.pool.form.bind(exclusiveOr(r.Mode, clearExclusive, clearShared), r.ID)
+		statement, args = exclusiveOr(r.Mode, clearExclusive, clearShared), []any{r.ID}
 	}
 	var ok bool
-	return s.query(ctx, statement, args, &ok)
+	return s.queryUnbound(ctx, statement, args, &ok)
 }
 
 // Batch implements ports.Batcher.
@@ -588,12 +588,13 @@ func (s *session) Exchange(ctx context.Context, id int64, mode ports.Mode, r por
 	if err := s.queryLock(ctx, exchangeStatement(mode, r, state), []any{id, r.ID}, dest...); err != nil {
 		return false, ports.Grant{}, err
 	}
-	if err := s.samePID(int(outcome >> 2)); err != nil {
+	pid, fate := readOutcome(outcome)
+	if err := s.samePID(pid); err != nil {
 		return false, ports.Grant{}, err
 	}
 	s.doubt = false
-	grant, err := s.answered(r, state, sent, outcome)
-	return outcome&3 != notHeld, grant, err
+	grant, err := s.answered(r, state, sent, fate)
+	return fate != notHeld, grant, err
 }
 
 // Check implements ports.Session.
@@ -677,8 +678,7 @@ func (s *session) Recycle(ctx context.Context) bool {
 	<-s.idle
 	reusable := !s.over && !s.doubt && !s.ended && len(s.locks) == 0 && s.ctx.Err() == nil
 	if reusable && s.before != "" {
-		statement, args := s.pool.form.bind(restore, s.before)
-		reusable = s.query(ctx, statement, args, new(int)) == nil
+		reusable = s.queryUnbound(ctx, restore, []any{s.before}, new(int)) == nil
 	}
 	for _, p := range s.prepared {
 		if reusable && p != nil {

@@ -64,21 +64,26 @@ const (
 	renewing                // it has them, and is to get a new time in its name
 )
 
-// What has become of a lock, in the lowest two bits of an answer.
+// fate is what has become of a lock.
+type fate int64
+
 const (
-	notHeld    = iota // only of an exchange: the first lock was not there, and the second was not tried
-	inRecovery        // nor was it here
+	notHeld    fate = iota // only of an exchange: the first lock was not there, and the second was not tried
+	inRecovery             // nor was it here
 	refused
 	taken
 )
 
 // An outcome is one number, since each column of an answer takes some time on its
-// way: the server process, and what has become of what stands between outcomeOf
-// and outcomeEnd, which is something that takes a lock.
+// way: the server process, and in the lowest two bits the fate of what stands between
+// outcomeOf and outcomeEnd, which is something that takes a lock.
 const (
 	outcomeOf  = `pg_backend_pid()::bigint << 2 | CASE `
 	outcomeEnd = ` WHEN true THEN 3 WHEN false THEN 2 ELSE 1 END`
 )
+
+// readOutcome takes an outcome apart.
+func readOutcome(outcome int64) (pid int, f fate) { return int(outcome >> 2), fate(outcome & 3) }
 
 // lockStatement builds the statement of one request. Its arguments are the ID,
 // the wait in milliseconds if it waits, and the holder's name if it is arriving.
@@ -174,13 +179,26 @@ const (
 	fencedAtAll         // anyway
 )
 
+// settledBatch has the statements of batches on a session that is not arriving, by
+// what they draw.
+var settledBatch = [...]string{
+	unfenced:    batchAnswers + `::text`,
+	onGrant:     newBatch(onGrant, false, 0),
+	fencedAtAll: newBatch(fencedAtAll, false, 0),
+}
+
 // batchStatement is the statement of a batch. It is plain, and answers with no more
 // than the booleans, if it draws no token and the session is not arriving. If that
 // is, its last argument is the holder's name.
 func batchStatement(f fencing, arrives bool, liveness time.Duration) (statement string, plain bool) {
-	if f == unfenced && !arrives {
-		return batchAnswers + `::text`, true
+	if arrives {
+		return newBatch(f, arrives, liveness), false
 	}
+	return settledBatch[f], f == unfenced
+}
+
+// newBatch is the statement of a batch that is not plain.
+func newBatch(f fencing, arrives bool, liveness time.Duration) string {
 	token, before, arrival, room := `0::bigint`, `NULL::text`, `NULL::text`, `0::bigint`
 	switch f {
 	case onGrant:
@@ -194,7 +212,7 @@ func batchStatement(f fencing, arrives bool, liveness time.Duration) (statement 
 	}
 	return `SELECT pid, database, answers::text, token, ` + room + `, before, ` + arrival +
 		` FROM (SELECT pid, database, answers, ` + token + ` AS token, ` + before + ` AS before` +
-		` FROM (` + batchAnswers + ` AS answers OFFSET 0) AS a OFFSET 0) AS b`, false
+		` FROM (` + batchAnswers + ` AS answers OFFSET 0) AS a OFFSET 0) AS b`
 }
 
 // order is how a batch travels: its IDs by task, and where each task ends.
